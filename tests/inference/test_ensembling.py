@@ -366,7 +366,7 @@ def test_an_ensemble_has_the_options_of_decoding(folders: list[Path]) -> None:
             {"ensemble_average": "mean"},
             "ensemble_average='mean' is unknown; expected probabilities or",
         ),
-        ([0, 1], {"engine": "ctranslate2"}, "2 models form an ensemble, which engine=ctranslate2 has not"),
+        ([0, 1], {"engine": "ctranslate2"}, "2 models form an ensemble, which engine=ctranslate2 does not"),
         ([0, 1], {"revision": "v1"}, "revision='v1' is of one model, and there are 2; leave it out"),
         ([], {}, "an ensemble needs models; give one or more"),
     ],

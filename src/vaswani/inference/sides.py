@@ -1,4 +1,4 @@
-"""The two sides of an encoder-decoder: how it encodes sources, and what begins its targets."""
+"""The two sides of an encoder-decoder: encode its sources, and select the tokens that begin its targets."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class EncodedText:
     """The tokens of a text.
 
     Args:
-        token_ids: with special tokens.
-        problem: why the model cannot read them, as in "has 9 tokens, ..."; None if it can.
-        cut_off: whether these are only the beginning of the text.
+        token_ids: the tokens, with special tokens.
+        problem: why the model cannot read them, such as "has 9 tokens, ..."; None if it can.
+        cut_off: whether the text was truncated.
     """
 
     token_ids: list[int]
@@ -33,25 +33,25 @@ class EncodedText:
 
 
 class Sides:
-    """Encodes the sources of an encoder-decoder, and knows its targets.
+    """Encodes the sources of an encoder-decoder, and provides the codec and start tokens of its targets.
 
     Args:
-        generation_config: of the model.
+        generation_config: the generation configuration of the model.
         positions: the longest source that the model has positions for, or None if there is no limit.
         source_tokenizer: encodes sources.
-        target_tokenizer: of the targets; None means the source tokenizer.
+        target_tokenizer: encodes and decodes targets; None means the source tokenizer.
         max_source_length, too_long, source_language, target_language, source_prefix: see `Translator`.
 
     Attributes:
-        sources, targets: the codecs, for the languages that are given.
+        sources, targets: the codecs of both sides, for the given languages.
         positions: as given.
-        max_source_length: the most tokens of a source, or None.
-        too_long: what happens to a longer one: "cut" or "skip".
+        max_source_length: maximum tokens of a source, or None.
+        too_long: what happens to a longer source: "cut" or "skip".
         start_options: options of `generate` that select the target language.
 
     Raises:
-        UserError: an option is out of range, the tokenizer does not know a language, or it and the model name
-            different ones.
+        UserError: an option is out of range, the tokenizer does not know a language, or the tokenizer and the
+            model name different languages.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Sides:
         self.max_source_length = max_source_length
 
     def encode_sources(self, texts: Sequence[str]) -> list[EncodedText]:
-        """Return the tokens of each source; longer ones are truncated, or have a problem."""
+        """Return the tokens of each source; sources that are too long are truncated or get a `problem`."""
         return [self._source(token_ids) for token_ids in self.sources.token_ids(texts)]
 
     def _source(self, token_ids: list[int]) -> EncodedText:
@@ -118,7 +118,7 @@ def _default_source_length(generation_config: GenerationConfig, tokenizer: PreTr
 def _check_language(
     generation_config: GenerationConfig, tokenizer: PreTrainedTokenizerBase, start_options: dict[str, int]
 ) -> None:
-    """Raise a UserError if the tokenizer and the model name different target languages, or none."""
+    """Raise a UserError if tokenizer and model name different target languages, or if none is chosen."""
     languages = getattr(tokenizer, "lang_code_to_id", {}).values()
     is_chosen_by_model = (
         generation_config.forced_bos_token_id is not None

@@ -1,4 +1,4 @@
-"""Conversion, export, combination and averaging of models; sparse attention for those of other libraries."""
+"""Conversion, export, combination and averaging of models; sparse attention for models of transformers."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["average", "combine", "convert", "export", "export_folder"]
 
-# Imported on first use, as they import much of transformers.
+# Imported on first use, because these modules import much of transformers.
 _LATE = {
     "average": "averaging",
     "combine": "combination",

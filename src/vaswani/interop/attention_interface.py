@@ -1,13 +1,13 @@
 """Sparse attention as an attention implementation of transformers, called `"vaswani_sparse"`.
 
-A model of the library makes one mask for all its layers. Ours is the padding mask; its dtype and length tell
-the kernel the rest:
+A model of transformers makes one mask for all its layers. For this implementation it is the padding mask; its
+dtype and length tell the kernel the rest:
 
     int8 [B, 1, 1, S]           bidirectional attention, or cross-attention
     int32 [B, 1, 1, P + T]      causal; the queries are the last T of P + T tokens
-    int32 [B, 1, 1, S + 1]      causal; the last number is P, which a cache of fixed size counts in a tensor
+    int32 [B, 1, 1, S + 1]      causal; the last number is P, which a static cache counts in a tensor
 
-Users give masks in other dtypes, which are refused.
+Masks of other dtypes come from users and are refused.
 
 B batch · H heads · T queries · S keys · P tokens before the queries · D head width
 """
@@ -54,11 +54,11 @@ def sparse_mask(
 
     Args:
         batch_size, q_length, kv_length: B, T and S.
-        q_offset: P, in a tensor [] where a cache of fixed size counts it.
+        q_offset: P; a tensor [] if a static cache counts it.
         kv_offset: the number of keys that the cache has dropped.
-        mask_function: the library's causal or bidirectional one.
-        attention_mask: bool [B, any length], False for padding; later tokens are padding too.
-        device: of the mask.
+        mask_function: transformers' causal or bidirectional mask function.
+        attention_mask: bool [B, any length], False for padding; tokens beyond its length are padding too.
+        device: device of the mask.
 
     Raises:
         UserError: the mask is more than causal or bidirectional with padding, or has a wrong length.
@@ -70,12 +70,12 @@ def sparse_mask(
         return _shown(attention_mask, batch_size, kv_length, device).to(BOTH_WAYS)[:, None, None]
     if isinstance(q_offset, int) and attention_mask is not None:
         given, tokens = attention_mask.shape[1], q_offset + q_length
-        if given == kv_length != tokens:  # without a cache, the library counts the keys by the mask
+        if given == kv_length != tokens:  # without a cache, transformers takes kv_length from the mask
             raise UserError(
                 f"attention_mask is for {given} tokens and there are {tokens}; give one of {tokens}."
             )
     if isinstance(q_offset, torch.Tensor) and q_length > 1 and not is_torchdynamo_compiling():
-        q_offset = int(q_offset)  # worth waiting for: a prompt at the start has a faster kernel
+        q_offset = int(q_offset)  # worth waiting for the device: a prompt at the start has a faster kernel
     if isinstance(q_offset, torch.Tensor):
         shown = _shown(attention_mask, batch_size, kv_length, device).to(CAUSAL)
         past = q_offset.to(device=device, dtype=CAUSAL).expand(batch_size, 1)
@@ -89,7 +89,7 @@ def _shown(
     """Return which tokens are not padding: bool [B, length]."""
     if attention_mask is None:
         return torch.ones(batch_size, length, dtype=torch.bool, device=device)
-    return nn.functional.pad(attention_mask, (0, length - attention_mask.shape[1]))  # or cut it
+    return nn.functional.pad(attention_mask, (0, length - attention_mask.shape[1]))  # negative: truncate
 
 
 def _check_mask(
@@ -138,16 +138,17 @@ def attend(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute attention with `module.pattern`, or dense cross-attention if that is None.
 
-    The reference computes if weights are requested, and in training steps that continue a cache.
+    The reference implementation computes if weights are requested, and in training steps that continue a
+    cache.
 
     Args:
-        module: an attention module of the library, with a pattern.
+        module: an attention module of transformers, with a pattern.
         query: [B, H, T, D].
-        key, value: [B, H, S, D], or of fewer heads that each serve several of the query. Values may have
-            another width.
+        key, value: [B, H, S, D], or with fewer heads, each of which serves several query heads. Values may
+            have another width.
         attention_mask: from `sparse_mask`.
         scaling: 1 / sqrt(D) by default.
-        dropout: of the weights.
+        dropout: dropout probability of the weights.
 
     Returns:
         [B, T, H, D] and the weights [B, H, T, S], or None from a kernel.
@@ -180,13 +181,13 @@ def attend(
         *(module, query, key, value, padding_mask, scaling, dropout, past_length),
         output_attentions=wants_weights or (continues and dropout > 0),
     )
-    return output[..., :value_width].contiguous(), weights  # some models view it
+    return output[..., :value_width].contiguous(), weights  # some models call `view` on it
 
 
 def _of_one_width(*states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Fill queries, keys and values [B, H, T or S, D] up with zeros, as kernels take one D for all.
+    """Pad queries, keys and values [B, H, T or S, D] with zeros, because kernels take one D for all.
 
-    Zeros change neither the scores nor the width of the values that are asked for.
+    Zeros do not change the scores. The caller cuts the output to the width of the values.
     """
     width = max(each.shape[-1] for each in states)
     return tuple(
@@ -207,7 +208,8 @@ def _pattern_of(module: nn.Module) -> SparsePattern | None:
 def check_pattern(config: Any, pattern: SparsePattern) -> None:
     """Check that the pattern of an attention module is still that of a configuration.
 
-    A pattern is made once. A saved model gets that of the configuration, which would be another one.
+    A module's pattern is made once. A saved model is loaded with the pattern of its configuration, so a
+    changed configuration would silently change the pattern.
 
     Raises:
         UserError: a field of the configuration was changed.
@@ -238,7 +240,7 @@ def _check_arguments(module: nn.Module, pattern: SparsePattern | None, kwargs: d
 
 
 def _wants_weights(kwargs: dict[str, Any]) -> bool:
-    # GPT-2 does not pass `output_attentions` on, and the configuration may request weights: the library's
+    # GPT-2 does not pass `output_attentions` on, and the configuration may request weights: transformers'
     # collector knows both. Gradient checkpointing recomputes without the collector, but with the arguments.
     collected = _active_collector.get() or ()
     return (
@@ -251,7 +253,7 @@ def _read_mask(
 ) -> tuple[torch.Tensor, int | torch.Tensor]:
     """Return the padding mask [B, at most S] and P.
 
-    P is the number 0 where nothing can come before, also in an export, in which lengths have no values.
+    P is the int 0 if no tokens precede the queries, also in an export, where lengths are symbolic.
 
     Raises:
         UserError: the mask is not from `sparse_mask`, or does not fit the pattern.

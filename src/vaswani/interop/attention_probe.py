@@ -1,9 +1,9 @@
-"""Finds out how a model of transformers calls the library's attention interface, by small forward passes.
+"""Find out how a model of transformers calls the library's attention interface, by small forward passes.
 
-The passes run with an attention function of ours that records each call, and notes all that sparse attention
-cannot honour. What it cannot see shows in results. In each layer, the model's own eager function has to
-compute softmax(scaling · QKᵀ + mask) V of random inputs, and the whole model what it computes with eager
-attention.
+The passes use an attention function that records each call, and notes everything that sparse attention cannot
+honour. What this function cannot see is found by comparing results: in each layer, the model's own eager
+function must compute softmax(scaling · QKᵀ + mask) V of random inputs, and the whole model must compute the
+same as with eager attention.
 
 B batch · H heads · T queries · S keys · D head width
 """
@@ -29,7 +29,7 @@ PROBE = "vaswani_probe"
 _ROWS, _LENGTH, _SOURCE_LENGTH, _PADDING = 2, 7, 10, 2
 _NO_CALL = "no layer calls the library's attention interface for its own sequence"
 _UNKNOWN = torch.int16  # the dtype of a mask that sparse attention cannot make
-_SPREAD = 2.0  # of random queries and keys
+_SPREAD = 2.0  # standard deviation of random queries and keys
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class AttentionCall:
 
     Args:
         heads: H.
-        causal: whether its own sequence is seen causally; None for attention to another sequence.
+        causal: whether attention to its own sequence is causal; None for attention to another sequence.
     """
 
     heads: int
@@ -51,7 +51,7 @@ class _Record:
     reasons: dict[str, None] = field(default_factory=dict)  # why the model cannot be sparse, in order
 
     def has_own(self, stack: nn.Module | None = None) -> bool:
-        """Return whether a layer, of a stack or of any, has attended to its own sequence."""
+        """Return whether any layer, of a stack or of the whole model, has attended to its own sequence."""
         modules = self.calls if stack is None else [each for each in stack.modules() if each in self.calls]
         return any(call.causal is not None for module in modules for call in self.calls[module])
 
@@ -69,7 +69,7 @@ def find_attention(model: PreTrainedModel) -> dict[nn.Module, AttentionCall]:
     compared with eager attention.
 
     Raises:
-        UserError: sparse attention cannot replace the attention of this model; says why.
+        UserError: sparse attention cannot replace the attention of this model; the message says why.
     """
     name = type(model).__name__
     config_classes = {type(config) for config in configs_of(model).values()}
@@ -91,7 +91,7 @@ def find_attention(model: PreTrainedModel) -> dict[nn.Module, AttentionCall]:
 
 
 def _run(model: PreTrainedModel, record: _Record) -> None:
-    """Run the model on all that its layers may need, and compare with eager attention."""
+    """Run the model on all inputs that its layers may need, and compare with eager attention."""
     try:
         runs = _runs(model)
     except (AttributeError, TypeError) as error:  # a configuration without the usual fields
@@ -112,13 +112,13 @@ def _run(model: PreTrainedModel, record: _Record) -> None:
                     record.refuse(f"the attention of its {name} is its own: {_NO_CALL} there")
             if record.reasons:
                 return
-            if actual.is_meta:  # its masks cannot be read, nor its results
+            if actual.is_meta:  # neither masks nor results can be read
                 continue
             with _attention(model, "eager"):
                 expected = forward(**inputs)[0]
-        except Exception as error:  # whatever the code of a model may raise
+        except Exception as error:  # the code of a model may raise anything
             if number and "encoder_hidden_states" in inputs:
-                return  # a model without layers for them
+                return  # the model has no layers for them
             if not record.reasons:
                 no_call = "" if record.has_own() else f"{_NO_CALL}, and "
                 record.refuse(f"{no_call}a trial run failed ({type(error).__name__}: {_first_line(error)})")
@@ -139,9 +139,9 @@ def _first_line(error: Exception) -> str:
 
 
 def _runs(model: PreTrainedModel) -> list[tuple[Callable, dict[str, Any]]]:
-    """Return what to call with which arguments; nothing for a model without tokens.
+    """Return functions to call, each with its arguments; none for a model that does not take tokens.
 
-    The body is called, because heads may want special tokens. A second run has the states of an encoder.
+    The body is called, because heads may need special tokens. A second run has the states of an encoder.
     """
     forward: Callable = model.base_model.forward
     if "input_ids" not in inspect.signature(forward).parameters:
@@ -150,7 +150,7 @@ def _runs(model: PreTrainedModel) -> list[tuple[Callable, dict[str, Any]]]:
     if "input_ids" not in known:
         return []
     config: Any = model.config.get_text_config()
-    vocab_size = getattr(config, "vocab_size", _ROWS)  # characters have none
+    vocab_size = getattr(config, "vocab_size", _ROWS)  # models of characters have none
     inputs: dict[str, Any] = _tokens(
         model, vocab_size, _SOURCE_LENGTH if "decoder_input_ids" in known else _LENGTH
     )
@@ -177,7 +177,7 @@ def _tokens(model: PreTrainedModel, vocab_size: int, length: int) -> dict[str, t
 
 
 def _random(shape: Sequence[int], seed: int = 0) -> torch.Tensor:
-    """Return numbers far enough from zero that a cap on scores shows, whatever torch's random state."""
+    """Return random numbers large enough to reveal a cap on scores, independent of torch's random state."""
     generator = torch.Generator("cpu").manual_seed(seed)
     return _SPREAD * torch.randn(*shape, generator=generator, device="cpu")
 
@@ -196,7 +196,7 @@ def configs_of(model: nn.Module) -> dict[nn.Module, Any]:
 
 @contextmanager
 def _attention(model: PreTrainedModel, implementation: str) -> Iterator[None]:
-    """Let the model compute with another attention implementation, in evaluation mode."""
+    """Use another attention implementation within the context, in evaluation mode and without gradients."""
     configs = [(config, config._attn_implementation) for config in configs_of(model).values()]
     training = [module for module in model.modules() if module.training]
     for config, _ in configs:
@@ -215,13 +215,13 @@ def _attention(model: PreTrainedModel, implementation: str) -> Iterator[None]:
 
 def _is_close(actual: torch.Tensor, expected: torch.Tensor, inputs: dict[str, Any]) -> bool:
     """Return whether two results [B, T, K] agree where there is no padding."""
-    if not expected.isfinite().all():  # weights that are not there yet
+    if not expected.isfinite().all():  # the weights are not loaded yet
         return True
     mask = inputs.get("decoder_attention_mask", inputs["attention_mask"])
     if actual.shape[:2] == mask.shape:
         shown = mask.bool().to(actual.device)
         actual, expected = actual[shown], expected[shown]
-    # In half precision, experts of a mixture may be others.
+    # In half precision, a mixture may choose other experts.
     tolerance = 1e-4 if actual.dtype in (torch.float32, torch.float64) else 0.1
     difference = (actual.double() - expected.double()).norm()
     return bool(difference <= tolerance * expected.double().norm() + 1e-6)
@@ -253,9 +253,9 @@ def _probe_attention(
         module: the attention module.
         query: [B, H, T, D].
         key, value: [B, H or fewer, S, D].
-        attention_mask: from `_probe_mask`, or of the model's own for attention to another sequence.
+        attention_mask: from `_probe_mask`, or the model's own mask for attention to another sequence.
         scaling: 1 / sqrt(D) by default.
-        dropout: not used, as nothing is trained.
+        dropout: not used, because nothing is trained.
 
     Returns:
         [B, T, H, D] and no weights.
@@ -319,9 +319,10 @@ def _is_plain(
     causal: bool | None,
     arguments: dict[str, Any],
 ) -> bool:
-    """Return whether the eager function beside a module computes what sparse attention would, seeing all.
+    """Return whether a module's eager function computes the same as sparse attention with a full pattern.
 
-    It gets random inputs of the same shapes, in float32. Without such a function there is nothing to ask.
+    The function is that of the module's file. It gets random inputs of the same shapes, in float32. Without
+    such a function, return True.
     """
     eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     if eager is None:

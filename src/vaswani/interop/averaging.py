@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 
 UNLIKE = 0.1  # cosine: weights of separate trainings have nearly 0, checkpoints of one run nearly 1
 CONFIGS = ("config.json", "generation_config.json")
-# Fields that differ between equal models: who saved them, where a tokenizer was loaded from, as when a run is
-# resumed, and how it was last called.
+# Fields that may differ between equal models: the version that saved them, where a tokenizer was loaded from
+# (which changes when a run is resumed), and how it was last called.
 IGNORED = (
     *("transformers_version", "_name_or_path", "name_or_path", "is_local", "local_files_only"),
     *("padding", "truncation"),
@@ -48,7 +48,7 @@ _LONGEST = 60  # characters of a value in a message
 
 
 class Places(NamedTuple):
-    """Where a checkpoint has its tensors."""
+    """The tensors of a checkpoint and the files that hold them."""
 
     folder: Path
     files: dict[str, Path]
@@ -56,13 +56,14 @@ class Places(NamedTuple):
 
 
 def average(checkpoints: Sequence[str | Path], output: str | Path) -> int:
-    """Save the model whose weights are the mean of those of checkpoints, with their tokenizers and settings.
+    """Save a model whose weights are the mean over checkpoints, with their tokenizers and settings.
 
     Sums are float64 and follow the order of the checkpoints. Means are saved in the checkpoints' own dtype,
-    in files with the names of the first one's. Memory holds one such file, and one tensor of a checkpoint.
+    in files with the names of the first checkpoint's. Memory holds one such file, and one tensor of a
+    checkpoint.
 
     Models that were trained separately from random weights have unrelated units, and their mean hardly works.
-    A warning names those that seem to be such, by the cosine of their weights.
+    A warning names checkpoints that seem unrelated, by the cosine of their weights.
 
     Args:
         checkpoints: folders, or names on the Hub.
@@ -124,7 +125,7 @@ class _Source:
 
 
 def _mean(sources: Sequence[_Source], name: str) -> torch.Tensor:
-    """Return the mean of a tensor [...]; of integers, the value that all sources have."""
+    """Return the mean of a tensor [...]; for integers, the value that all sources have."""
     first = sources[0].read(name)
     if not first.is_floating_point():
         for source in sources[1:]:
@@ -143,7 +144,7 @@ def _mean(sources: Sequence[_Source], name: str) -> torch.Tensor:
 def _warn_of_strangers(sources: Sequence[_Source]) -> None:
     """Log a warning that names checkpoints whose weights are unrelated to those of the first.
 
-    The largest matrix tells; norms and biases are alike in all models.
+    Only the largest matrix is compared, because norms and biases are similar in all models.
     """
     stored = sources[0].places.tensors
     matrices = [name for name, tensor in stored.items() if tensor.is_float and len(tensor.shape) > 1]
@@ -171,7 +172,7 @@ def _check_alike(folders: Sequence[Path]) -> list[Places]:
     """Raise a UserError unless these folders hold complete checkpoints of one model (see `average`).
 
     Returns:
-        Where each has its tensors.
+        The tensors and files of each checkpoint.
     """
     if not folders:
         raise UserError("nothing to average: give the folders of checkpoints")
@@ -194,7 +195,7 @@ def _check_alike(folders: Sequence[Path]) -> list[Places]:
 
 
 def _check_same_configs(one: Path, other: Path) -> None:
-    """Raise `UserError` for other models; tell how the searches of equal ones differ."""
+    """Raise `UserError` if two models differ; warn if only their settings of `generate` differ."""
     shapes, searches = (
         [read_object(path / name) if (path / name).exists() else {} for path in (one, other)]
         for name in CONFIGS
@@ -289,7 +290,7 @@ def _unlike(what: str, value: Any, one: Path, other_value: Any, other: Path) -> 
 
 
 def _copy_files(folders: Sequence[Path], output: Path) -> None:
-    """Copy what belongs to the model beside its weights, which all of these folders have."""
+    """Copy the files of the model besides its weights; these files are the same in all folders."""
     names = [*CONFIGS, WEIGHTS_INDEX, "chat_template.jinja"]
     files = {name: folders[0] / name for name in names if (folders[0] / name).is_file()}
     config = read_config(folders[0])
@@ -301,7 +302,7 @@ def _copy_files(folders: Sequence[Path], output: Path) -> None:
 
 
 def _record(folders: Sequence[Path], output: Path, name: str) -> None:
-    """Write which checkpoints were averaged, what is known of their training, and the card."""
+    """Write the names of the averaged checkpoints, what is known about their training, and the card."""
     write_json(output / AVERAGED_FILE, {"checkpoints": [folder.resolve().name for folder in folders]})
     runs = list(dict.fromkeys(_run_of(folder) for folder in folders))
     if len(runs) == 1 and (runs[0] / SETTINGS_FILE).is_file():

@@ -9,7 +9,7 @@ from vaswani.interop.formats import USUAL, Format
 from vaswani.interop.weights import Rule, linear
 from vaswani.model.configuration_vaswani import VaswaniEncoderConfig
 
-# Fields of all of them.
+# Values of our fields that all these models share.
 OURS: dict[str, Any] = {
     **USUAL,
     "embedding_norm": True,
@@ -68,7 +68,7 @@ DISTILBERT_LAYER = {
 
 
 def _encoder(layers: str, names: dict[str, str]) -> tuple[Rule, ...]:
-    """Return the rules for embeddings and for layers with these names, theirs and ours."""
+    """Return the rules for embeddings and for layers; `names` maps their names in a layer to ours."""
     rules = [
         Rule("embeddings.word_embeddings.weight", ("encoder.embed_tokens.weight",)),
         Rule("embeddings.position_embeddings.weight", ("encoder.embed_positions.weight",)),
@@ -115,7 +115,7 @@ BERT = Format(
 )
 
 
-# What BigBird's pattern always is.
+# Fields of BigBird's pattern, which are the same in all its models.
 _BIG_BIRD_PATTERN = {"sparse_window_blocks": 3, "sparse_global_blocks": 2, "sparse_global_tokens": 0}
 
 
@@ -174,7 +174,7 @@ BIG_BIRD = Format(
 
 
 def _distilbert_dropout(config: Any, class_name: str) -> dict[str, Any]:
-    """Return the dropout of a head; each has a field of its own."""
+    """Return the dropout of a head; DistilBERT has a field for each head."""
     if class_name == "DistilBertForTokenClassification":
         return {"classifier_dropout": config.dropout}
     if class_name == "DistilBertForQuestionAnswering":

@@ -36,12 +36,12 @@ def combine(encoder: Any | None, decoder: Any | None, **values: Any) -> VaswaniF
 
     Args:
         encoder: a `VaswaniEncoderModel`, with any head; convert a library's model first (see `convert`).
-        decoder: likewise a `VaswaniDecoderModel`.
-        values: fields of the `VaswaniConfig` to override, such as `dropout`, or `decoder_layers` of a new
+        decoder: a `VaswaniDecoderModel`, with any head; likewise.
+        values: fields of the `VaswaniConfig` to override, such as `dropout`, or `decoder_layers` for a new
             decoder.
 
     Raises:
-        UserError: neither is given, or they differ in a field that both stacks of a model share.
+        UserError: neither model is given, or the models differ in a field that both stacks must share.
     """
     if encoder is None and decoder is None:
         raise UserError("nothing to combine: give an encoder, a decoder or both")
@@ -89,7 +89,7 @@ def _config(encoder: Any, decoder: Any, values: dict[str, Any]) -> VaswaniConfig
 
 def _common(configs: dict[str, VaswaniFamilyConfig], values: dict[str, Any]) -> dict[str, Any]:
     """Return the fields that both stacks of a model share."""
-    ours = VaswaniFamilyConfig.__annotations__.keys() - OWN_FIELDS  # the others are the library's
+    ours = VaswaniFamilyConfig.__annotations__.keys() - OWN_FIELDS  # other fields are of transformers
     common: dict[str, Any] = {}
     for name in (field.name for field in fields(VaswaniFamilyConfig) if field.name in ours):
         found = {stack: getattr(config, name) for stack, config in configs.items()}
@@ -103,7 +103,7 @@ def _common(configs: dict[str, VaswaniFamilyConfig], values: dict[str, Any]) -> 
 
 
 def _stack_with(name: str, configs: dict[str, VaswaniFamilyConfig]) -> str:
-    """Return the stack whose value of a field counts: of a pattern, one that is sparse."""
+    """Return the stack whose value of a field is used; for a field of the pattern, prefer a sparse stack."""
     sparse = [stack for stack, config in configs.items() if "sparse" in config.layer_attention(stack)]
     return next(iter(sparse if name.startswith("sparse_") and sparse else configs))
 
@@ -127,7 +127,7 @@ def _load(stack: torch.nn.Module, trained: torch.nn.Module) -> None:
 
 @torch.no_grad()
 def _take_up_token_type(stack: Any, trained: VaswaniEncoderModel) -> None:
-    """Add the embedding of the first token type, that of all source tokens, to positions or tokens."""
+    """Add the embedding of the first token type, which all source tokens have, to positions or tokens."""
     if trained.embed_token_types is None:
         return
     first = trained.embed_token_types.weight[0]

@@ -69,15 +69,15 @@ def export(model: PreTrainedModel, to: str) -> nn.Module:
 
     `export_folder` writes files for inference engines.
 
-    MarianMT takes every encoder-decoder with post-norm layers, full attention and sinusoids of the paper. If
-    sines and cosines alternate, as by default, the states of the result have them in Marian's order.
+    MarianMT supports every encoder-decoder with post-norm layers, full attention and the paper's sinusoids.
+    If sines and cosines alternate, as by default, the features of the result's states are in Marian's order.
 
     Args:
-        model: of vaswani.
+        model: a model of vaswani.
         to: `"marian"`, `"bert"`, `"gpt2"` or another of `FORMATS`.
 
     Raises:
-        UserError: the format or the class in it does not exist, or a configuration field has no counterpart.
+        UserError: the format does not exist, or the class or a configuration field has no counterpart in it.
     """
     if to not in FORMATS:
         raise UserError(f"unknown format {to!r}; choose one of {', '.join(FORMATS)}")

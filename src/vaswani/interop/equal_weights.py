@@ -1,7 +1,7 @@
 """Rewrite the weights of an encoder-decoder for another configuration that computes the same outputs.
 
-Each function takes a configuration and the tensors of its model, and returns another pair. It changes neither
-of those given.
+Each function takes a configuration and the tensors of its model, and returns another pair. It does not change
+its arguments.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def with_concatenated_sinusoids(config: VaswaniConfig, state: State) -> tuple[Va
 
 
 def sines_first(d_model: int) -> torch.Tensor:
-    """Return the feature of the interleaved layout at each place of the concatenated one, int64 [d_model]."""
+    """Return, for each feature of the concatenated layout, its index in the interleaved: int64 [d_model]."""
     return torch.arange(d_model).view(-1, 2).t().flatten()
 
 
 def with_zero_biases(config: VaswaniConfig, state: State) -> tuple[VaswaniConfig, State]:
-    """Give a bias of zeros to every projection and norm of the layers that has none."""
+    """Add a zero bias to every projection and norm of the layers that has no bias."""
     config = deepcopy(config)
     for name in BIAS_FIELDS:
         setattr(config, name, True)

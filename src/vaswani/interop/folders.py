@@ -1,4 +1,4 @@
-"""Convert, export and combine checkpoints with their tokenizers, for the commands of these names."""
+"""Convert, export, combine and merge checkpoints with their tokenizers, for the commands of these names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHECKED_ROWS, CHECKED_LENGTH = 2, 12
 LARGEST_DIFFERENCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 OF_HALF_PRECISION = 0.2  # bfloat16 has eight significant bits
 
-# The formats of `export_folder`: the files of the model in each, and what exports models of other libraries.
+# By format of `export_folder`: the files of the model, and the tool that exports models of other libraries.
 MODEL_FILES = {"ctranslate2": "model.bin", "marian": "*.safetensors", "onnx": "*.onnx*"}
 OTHER_EXPORTERS = {
     "ctranslate2": "CTranslate2's own ct2-transformers-converter",
@@ -46,8 +46,8 @@ class Converted:
     Args:
         before: the name of the old class.
         after: the name of the new class.
-        num_parameters: shared parameters count once.
-        difference: the maximum between the outputs, for random tokens.
+        num_parameters: number of parameters; shared parameters count once.
+        difference: maximum difference between the outputs for random tokens.
         has_tokenizer: whether a tokenizer was copied.
     """
 
@@ -63,10 +63,10 @@ class Exported:
     """The result of an export.
 
     Args:
-        name: of the class: ours, without its head where that is left out, or Marian's.
-        num_parameters: shared parameters count once.
-        size: of the model's files, in bytes.
-        without_head_of: the class whose head is left out.
+        name: name of the exported class: ours, without its head if that is left out, or Marian's.
+        num_parameters: number of parameters; shared parameters count once.
+        size: size of the model's files, in bytes.
+        without_head_of: the class whose head is left out, if any.
     """
 
     name: str
@@ -86,7 +86,7 @@ def convert_folder(
         source: a folder, or a name on the Hub.
         output: a folder that is empty or does not exist yet.
         to: the format of an exported vaswani model: `"marian"`, `"bert"`, `"gpt2"` ...
-        architecture: the class to load the checkpoint as; default the one in its `config.json`.
+        architecture: the class to load the checkpoint as; None means the class in its `config.json`.
 
     Raises:
         UserError: the checkpoint does not exist, its class is not supported, a field or a tensor has no
@@ -132,13 +132,13 @@ def export_folder(
         to: `"ctranslate2"` (see `export_to_ctranslate2`; pre-trained encoders lose their heads),
             `"onnx"` (see `export_to_onnx`), or `"marian"`, which is what `convert_folder` writes.
         quantization: the type of the weights, for CTranslate2 and ONNX; None means float32.
-        max_positions: for CTranslate2, see there.
+        max_positions: for CTranslate2, see `export_to_ctranslate2`.
 
     Raises:
         UserError: the checkpoint does not exist or is not of vaswani; it has no tokenizer; an option is
             unknown or does not belong to the format; or the format cannot hold the model.
-        RunError: the disk is full or not writable, or a converted model computes other outputs; nothing is
-            left.
+        RunError: the disk is full or not writable, or a converted model computes different outputs; nothing
+            is left.
     """
     check_output_folder(output, "the model")
     _check_export_options(to, quantization, max_positions)
@@ -171,7 +171,7 @@ def export_folder(
 
 
 def _check_export_options(to: str, quantization: str | None, max_positions: int | None) -> None:
-    """Raise a UserError for an unknown format, an option that it has not, or an engine that is missing."""
+    """Raise a UserError for an unknown format, an option of other formats, or a missing engine."""
     if to not in MODEL_FILES:
         raise UserError(f"unknown format {to!r}; expected one of {', '.join(MODEL_FILES)}")
     if max_positions is not None and to != "ctranslate2":
@@ -190,7 +190,7 @@ def _check_export_options(to: str, quantization: str | None, max_positions: int 
 
 
 def _size(folder: Path, to: str) -> int:
-    """Return the bytes of the model's files in an exported folder."""
+    """Return the size of the model's files in an exported folder, in bytes."""
     return sum(path.stat().st_size for path in folder.glob(MODEL_FILES[to]))
 
 
@@ -235,7 +235,7 @@ def merge_folder(source: str, output: Path) -> PreTrainedModel:
 
 
 def load_exactly(folder: Path, config: PreTrainedConfig, architecture: str | None = None) -> PreTrainedModel:
-    """Load a model in its own dtype, and check that it has exactly the tensors of its weights.
+    """Load a model in its own dtype, and check that its weights have exactly its tensors.
 
     Raises:
         UserError: the class is unknown or not supported; weights are missing or unexpected, or pickled with
@@ -266,7 +266,7 @@ def _difference(model: PreTrainedModel, converted: PreTrainedModel) -> float:
     """Return the maximum difference between the outputs of two models for the same random tokens.
 
     Raises:
-        RunError: it is too large for rounding.
+        RunError: the difference is too large for rounding errors.
     """
     config: Any = model.config
     sizes = (getattr(config, name, None) for name in ("vocab_size", "src_vocab_size", "decoder_vocab_size"))
@@ -310,7 +310,7 @@ def _save(
 def _keep_settings(run: Path, folder: Path) -> None:
     """Copy the settings of a training, if they are recorded.
 
-    `predict` and `evaluate` read the same columns and lengths by them, and a demo knows a summarizer.
+    With them, `predict` and `evaluate` use the same columns and lengths, and a demo recognizes a summarizer.
     """
     if (run / SETTINGS_FILE).is_file():
         copyfile(run / SETTINGS_FILE, folder / SETTINGS_FILE)

@@ -46,19 +46,19 @@ class Format:
 
     Args:
         name: its `model_type`, and its name for `--to`.
-        config_class: theirs.
-        our_config_class: ours.
-        classes: their class names with ours.
-        fields: names of their fields with our fields of the same meaning.
-        theirs: values that their fields must have, as others have no counterpart.
+        config_class: their configuration class.
+        our_config_class: our configuration class.
+        classes: maps their class names to ours.
+        fields: maps their fields to our fields of the same meaning.
+        theirs: values that their fields must have, because other values have no counterpart.
         ours: values that our fields have for all these models.
         base: rules for the tensors of their base model.
-        prefix: of the names of the base model's tensors in a model with a head.
+        prefix: prefix of the base model's tensor names in a model with a head.
         heads: rules for the tensors of all their heads.
         free: fields of `ours` that may have another value when a model is exported.
         derived: returns other fields of ours from their configuration and class name.
         derived_back: returns other fields of theirs from our configuration.
-        prepared: returns our configuration and tensors, rewritten where their models support an equal one.
+        prepared: returns our configuration and tensors, in an equivalent form that their models support.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Format:
     heads: tuple[Rule, ...]
     theirs: dict[str, Any] = field(default_factory=dict)
     ours: dict[str, Any] = field(default_factory=dict)
-    free: frozenset[str] = frozenset({"position_from_mask"})  # the same wherever padding is on the right
+    free: frozenset[str] = frozenset({"position_from_mask"})  # no effect if padding is on the right
     derived: Callable[[Any, str], dict[str, Any]] = lambda config, class_name: {}
     derived_back: Callable[[Any], dict[str, Any]] = lambda config: {}
     prepared: Callable[[Any], tuple[Any, State]] = lambda model: (model.config, model.state_dict())
@@ -94,7 +94,7 @@ class Format:
                     f"{name}={found!r} has no counterpart in vaswani: of {self.name} models, those with "
                     f"{name}={value!r} can be converted"
                 )
-        causal = getattr(config, "is_causal", None)  # a field that the library's masks obey where it is set
+        causal = getattr(config, "is_causal", None)  # if set, transformers' masks follow it
         if causal is not None and not (causal and self.our_config_class.stacks == ("decoder",)):
             raise UserError(
                 f"is_causal={causal!r} has no counterpart in vaswani: of {self.name} models, those without "
@@ -131,7 +131,7 @@ class Format:
 
 
 def impossible_tokens(config: PreTrainedConfig) -> list[str]:
-    """Return the special tokens that a model of one stack names and has no embedding for; warn of them.
+    """Return the names of a single-stack model's special tokens without an embedding; warn about them.
 
     GPT-2's configuration has the token 50256 by default, also for a model with fewer tokens.
     """

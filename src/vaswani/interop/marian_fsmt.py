@@ -27,7 +27,7 @@ SAME_FIELDS = (
 )
 FIELDS = {**{name: name for name in SAME_FIELDS}, "init_std": "initializer_range"}
 THEIRS = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
-LONGEST_TABLE = 2**13  # positions that Marian is given for long texts; each load computes them in Python
+LONGEST_TABLE = 2**13  # maximum positions of an exported model; each load computes them in Python
 
 
 def _stacks() -> tuple[Rule, ...]:
@@ -58,7 +58,7 @@ def _marian_fields_back(config: Any) -> dict[str, Any]:
 
 
 def _prepared_for_marian(model: Any) -> tuple[VaswaniConfig, State]:
-    """Rewrite a model so that MarianMT has its layout, its biases, and positions for its texts."""
+    """Rewrite a model with MarianMT's layout of sinusoids, all biases, and positions for its texts."""
     config = deepcopy(model.config)
     if config.norm_order == "pre":
         raise UserError(

@@ -1,13 +1,13 @@
-"""Sparse attention in models of transformers of any type whose layers call its attention interface.
+"""Sparse attention for any model of transformers whose layers call the library's attention interface.
 
-`sparsify` changes a model, and what it computes, in place. Whether that is possible, and which modules attend
-how, a trial run of the model tells (`attention_probe.py`), not a list of types.
+`sparsify` changes a model, and what it computes, in place. A trial run of the model (`attention_probe.py`)
+finds out whether that is possible and how each module attends; there is no list of supported types.
 
 The choice is saved with the configuration: `BertConfig` becomes `SparseBertConfig`, with a model type that
 transformers alone does not know, and `BertForMaskedLM` becomes `SparseBertForMaskedLM`. The Auto classes load
-such a checkpoint where this package is imported, and fail where it is not.
+such a checkpoint if this package is imported, and fail otherwise.
 
-The sparse classes are made from the library's on first use, so that importing this file imports no model.
+The sparse classes are derived from transformers' on first use, so that importing this file imports no model.
 """
 
 import re
@@ -47,28 +47,32 @@ def sparsify(
     num_random: int = 3,
     seed: int = 0,
 ) -> Model:
-    """Make the self-attention of a library's model sparse, in place.
+    """Make the self-attention of a model of transformers sparse, in place.
 
     Self-attention stays bidirectional or causal, and cross-attention stays dense. The weights stay, but the
-    model computes another function: continue its training. A model that is sparse gets the new pattern.
+    model computes another function: continue its training. A model that is already sparse gets the new
+    pattern.
 
     Args:
-        model: of a class that transformers exports, whose layers call its attention interface with queries,
-            keys, values and a mask of padding, causal or not. It is run on two short rows of tokens to see.
-        block_size: in tokens.
-        window: blocks around the query's own, which counts; odd, unless all of the model is causal.
-        num_global: blocks at the start of the sequence that all see and that, unless causal, see all.
-        num_random: other blocks that each query block sees, drawn for each layer and head.
-        seed: of the random blocks.
+        model: a model of a class that transformers exports, whose layers call the attention interface with
+            queries, keys, values and a mask of padding, causal or not. It is run on two short rows of tokens
+            to check this.
+        block_size: number of tokens of a block.
+        window: number of blocks around and including the query's own block; odd, unless the whole model is
+            causal.
+        num_global: number of blocks at the start of the sequence that all blocks see and that, unless causal,
+            see all blocks.
+        num_random: number of other blocks that each query block sees, drawn for each layer and head.
+        seed: seed of the random blocks.
 
     Returns:
         The model, now of a sparse class, with a copy of its configuration.
 
     Raises:
-        UserError: sparse attention cannot replace that of the model, which has position biases, sliding
-            windows, capped scores or attention sinks, or does not call the interface, for instance; or its
-            class is not the library's own. The message says which.
-        ValueError: the numbers make no pattern; the model is unchanged.
+        UserError: sparse attention cannot replace that of the model, for example because it has position
+            biases, sliding windows, capped scores or attention sinks, or does not call the interface; or the
+            class of the model is not one of transformers. The message says which.
+        ValueError: the numbers do not define a pattern; the model is unchanged.
     """
     dense = _dense_class_of(model)
     with _dense_configs(model):
@@ -92,7 +96,7 @@ def sparsify(
 
 
 def _dense_class_of(model: PreTrainedModel) -> type[Any]:
-    """Return the library's class of a model, dense or sparse.
+    """Return the dense class of a model, which may be dense or sparse.
 
     Raises:
         UserError: another process would not find the class or the configuration, so that the model could not
@@ -144,7 +148,7 @@ def _set_configs(configs: dict[nn.Module, Any]) -> None:
 
 @contextmanager
 def _dense_configs(model: nn.Module) -> Iterator[None]:
-    """Give a sparse model dense configurations for a while, as it is run to see how it attends."""
+    """Give a sparse model dense configurations within the context, to run it and find how it attends."""
     configs = configs_of(model)
     sparse = next((config for config in configs.values() if isinstance(config, SparseConfig)), None)
     if sparse is not None:
@@ -156,7 +160,7 @@ def _dense_configs(model: nn.Module) -> Iterator[None]:
 
 
 def _find_layers(model: PreTrainedModel) -> dict[str, Any]:
-    """Return how the attention modules of a model attend, by name, as `sparse_layers` holds it."""
+    """Return how each attention module of a model attends, by name, in the form of `sparse_layers`."""
     calls = find_attention(model)
     alike = defaultdict(list)
     for name, module in model.named_modules():
@@ -176,7 +180,7 @@ def _without_numbers(name: str) -> str:
 
 
 def _in_the_body(model: Any, name: str) -> str:
-    """Return a module's name in the body of a model, with which other heads can be loaded."""
+    """Return a module's name within the body of a model, which is the same for all heads."""
     prefix = f"{model.base_model_prefix}."
     return name.removeprefix(prefix) if model.base_model is not model else name
 
@@ -184,7 +188,7 @@ def _in_the_body(model: Any, name: str) -> str:
 def _give_patterns(model: nn.Module, config: Any) -> None:
     """Set the `pattern` of each attention module: None for cross-attention."""
     patterns: dict[nn.Module, SparsePattern | None] = {}
-    numbers: Counter[str] = Counter()  # how many layers of a name came before
+    numbers: Counter[str] = Counter()  # number of previous layers with the same general name
     for name, module in model.named_modules():
         name = _in_the_body(model, name)
         general = _without_numbers(name)
@@ -199,7 +203,7 @@ def _give_patterns(model: nn.Module, config: Any) -> None:
             if call["causal"] is None
             else SparsePattern.from_config(config, call["heads"], layer, call["causal"])
         )
-    hook_in_kernels()  # the library's models do not
+    hook_in_kernels()  # transformers' models do not call it
     for module, pattern in patterns.items():
         module.pattern = pattern  # type: ignore[assignment]  # a plain attribute
 
@@ -208,9 +212,9 @@ def _give_patterns(model: nn.Module, config: Any) -> None:
 class SparseConfig(AnyKernelReturnsAttentions):
     """The fields that a sparse configuration adds to the dense one.
 
-    `sparse_layers` says how the attention modules attend, by name (with * for the numbers of layers): their
-    number of heads, and whether they are causal, or null where they attend to another sequence. None is found
-    out when a model is built.
+    `sparse_layers` describes the attention modules by name (with * for layer numbers): their number of
+    `heads`, and whether they are `causal`, which is null for attention to another sequence. If it is None, it
+    is determined when a model is built.
     """
 
     dense_class: ClassVar[type[PreTrainedConfig]]
@@ -229,7 +233,7 @@ class SparseConfig(AnyKernelReturnsAttentions):
 
     @property
     def _attn_implementation_internal(self) -> str:
-        """The library's `attn_implementation`, which is fixed."""
+        """The field behind transformers' `attn_implementation`; its value is fixed."""
         return IMPLEMENTATION
 
     @_attn_implementation_internal.setter
@@ -243,8 +247,8 @@ class SparseConfig(AnyKernelReturnsAttentions):
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration with the name of its attention.
 
-        The library does not save that name, and its dense classes only warn of another model type. With the
-        name they fail on a sparse checkpoint.
+        transformers does not save that name, and its dense classes only warn about another model type. With
+        the name, they fail to load a sparse checkpoint.
         """
         return {**super().to_dict(), "attn_implementation": IMPLEMENTATION}  # type: ignore[misc]
 
@@ -265,7 +269,7 @@ class SparseModel:
         _give_patterns(self, config)  # type: ignore[arg-type]
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """Save the model, unless its configuration has another pattern than it uses."""
+        """Save the model; raise a UserError if its configuration has another pattern than its modules use."""
         for module in self.modules():  # type: ignore[attr-defined]
             if isinstance(pattern := getattr(module, "pattern", None), SparsePattern):
                 check_pattern(self.config, pattern)  # type: ignore[attr-defined]
@@ -273,7 +277,7 @@ class SparseModel:
 
 
 def sparse_config_class(dense: type[Any]) -> type[Any]:
-    """Return the sparse class of a library's configuration class, always the same one."""
+    """Return the sparse class of a dense configuration class; each call returns the same class."""
     if dense not in _CONFIG_CLASSES:
         members = {
             "model_type": f"{IMPLEMENTATION}_{dense.model_type}",
@@ -289,14 +293,14 @@ def sparse_config_class(dense: type[Any]) -> type[Any]:
 
 
 def sparse_class(dense: type[Any]) -> type[Any]:
-    """Return the sparse class of a library's model class, always the same one."""
+    """Return the sparse class of a dense model class; each call returns the same class."""
     if dense not in _MODEL_CLASSES:
         config_class = sparse_config_class(dense.config_class)
         members = {
             "config_class": config_class,
             "__module__": __name__,
             "__doc__": f"`{dense.__name__}` with sparse self-attention.",
-            # The library reads the file that a class is in to know whether it has experts.
+            # transformers reads the source file of a class to find out whether it has experts.
             "_can_set_experts_implementation": dense._can_set_experts_implementation,
         }
         made = type(f"Sparse{dense.__name__}", (SparseModel, dense), members)
@@ -307,10 +311,11 @@ def sparse_class(dense: type[Any]) -> type[Any]:
 
 
 def _convert_weights_alike(dense: str, sparse: str) -> None:
-    """Let the library convert the weights of a sparse type or class as it does those of the dense one.
+    """Make transformers convert the weights of a sparse type or class like those of the dense one.
 
-    For some types, checkpoints have other weights than models: the names of old, or each expert by itself. A
-    loaded model is saved with those of its checkpoint, which are then converted again when it is loaded.
+    For some types, the weights of checkpoints differ from those of models: they have old names, or each
+    expert is stored separately. A loaded model is saved with the weights of its checkpoint, which are
+    converted again when it is loaded.
     """
     mapping = get_checkpoint_conversion_mapping(dense)
     if mapping is not None:
@@ -318,7 +323,7 @@ def _convert_weights_alike(dense: str, sparse: str) -> None:
 
 
 def _register_models(config_class: type[Any]) -> None:
-    """Register the sparse classes of a configuration with each Auto class that has its dense ones."""
+    """Register the sparse classes of a configuration with each Auto class that has its dense classes."""
     if config_class in _REGISTERED:
         return
     _REGISTERED.add(config_class)
@@ -326,10 +331,11 @@ def _register_models(config_class: type[Any]) -> None:
         auto = getattr(modeling_auto, name)
         if config_class.dense_class in (mapping := models_of(auto)):
             dense = mapping[config_class.dense_class]
-            # There may be several, between which the configuration decides, or one of another configuration.
+            # There may be several classes, from which the configuration chooses, or a class of another
+            # configuration.
             if isinstance(dense, type) and dense.config_class is config_class.dense_class:  # type: ignore[attr-defined]
                 auto.register(config_class, sparse_class(dense), exist_ok=True)
-    # The library's Trainer shifts the labels of these classes when it smooths them.
+    # transformers' Trainer shifts the labels of these classes for label smoothing.
     causal = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if config_class.dense_class.model_type in causal:
         causal[config_class.model_type] = f"Sparse{causal[config_class.dense_class.model_type]}"

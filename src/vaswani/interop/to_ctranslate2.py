@@ -23,7 +23,7 @@ QUANTIZATIONS = (
     *("float32", "float16", "bfloat16"),
     *("int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16"),
 )
-NEVER = -1e4  # a logit, also in float16
+NEVER = -1e4  # logit of a token that is never written; float16 can represent it
 USUAL_POSITIONS = 2048  # a table of 4 MB at width 512
 INSTALL = 'install it with: pip install "vaswani[ctranslate2]"'
 # Names of `ACT2FN` with those of CTranslate2's `Activation`.
@@ -53,17 +53,18 @@ def export_to_ctranslate2(
 ) -> None:
     """Write a model into an empty folder in CTranslate2's format.
 
-    The files are `model.bin`, `config.json` and the vocabularies, without the tokenizers. The engine takes a
-    text's tokens as its tokenizer splits it, with the special tokens.
+    The files are `model.bin`, `config.json` and the vocabularies, without the tokenizers. The engine's input
+    is the tokens of a text from its tokenizer, with the special tokens.
 
     Args:
         model: a `VaswaniForConditionalGeneration`, `VaswaniForCausalLM` or `VaswaniEncoderModel`; it is not
             changed.
-        tokenizers: of the source and of the target; the first is that of a model of one stack.
-        folder: exists.
+        tokenizers: the source tokenizer and the target tokenizer. For a model of one stack, only the last one
+            is used.
+        folder: an existing folder.
         quantization: one of `QUANTIZATIONS`; None keeps float32.
-        max_positions: the longest sequence of a model with sinusoids or without positions; None: 2,048.
-            CTranslate2 computes neither, and keeps a table.
+        max_positions: maximum length of a sequence for a model with sinusoids or without positions; None
+            means 2,048. CTranslate2 stores a table of positions instead of computing them.
 
     Raises:
         UserError: CTranslate2 is not installed, has no such quantization, or cannot hold the class or the
@@ -145,13 +146,13 @@ def _encoder(model: Any, max_positions: int) -> Any:
     return spec
 
 
-# What CTranslate2 runs: the makers of its specifications, by our class.
+# The classes that CTranslate2 can run, with the functions that make their specifications.
 SPECIFICATIONS = {
     "VaswaniForConditionalGeneration": _translator,
     "VaswaniForCausalLM": _generator,
     "VaswaniEncoderModel": _encoder,
 }
-# Pre-trained encoders: vectors are what they are used for. Others would lose what they were trained to do.
+# Pre-trained encoders, which are used for their vectors. Other models would lose their task with their head.
 EXPORTED_WITHOUT_HEAD = ("VaswaniForMaskedLM", "VaswaniForPreTraining")
 
 
@@ -201,10 +202,10 @@ def _shape(config: VaswaniFamilyConfig, stack: str) -> tuple[int, int]:
 
 
 def _norms(config: VaswaniFamilyConfig) -> dict[str, bool]:
-    """Return the norms of a stack.
+    """Return the options for the norms of a stack.
 
-    The specification has a final norm for `pre_norm` only, though the engine applies one wherever it is;
-    `_fill_stack` sets the order.
+    A specification has a final norm only with `pre_norm`, although the engine applies a final norm in either
+    order. So `pre_norm` is always set here, and `_fill_stack` sets the real order.
     """
     return {
         "pre_norm": True,
@@ -222,7 +223,7 @@ def _activation(config: VaswaniFamilyConfig) -> Any:
 def _fill_stack(
     spec: Any, embeddings: Any, config: VaswaniFamilyConfig, ours: Any, max_positions: int
 ) -> None:
-    """Give a stack its weights and its order of norms."""
+    """Set the weights and the order of norms of a stack."""
     spec.pre_norm = config.norm_order == "pre"
     embeddings.weight = _numbers(ours.embed_tokens.weight)
     spec.scale_embeddings = config.scale_embedding
@@ -261,7 +262,7 @@ def _positions(config: VaswaniFamilyConfig, ours: Any, max_positions: int) -> to
 
 
 def _linear(spec: Any, *layers: nn.Linear) -> None:
-    """Set the weights of one product, which can stand for several with the same input."""
+    """Set the weights of one linear layer, which may combine several layers with the same input."""
     spec.weight = torch.cat([_numbers(layer.weight) for layer in layers])
     if layers[0].bias is not None:
         spec.bias = torch.cat([_numbers(layer.bias) for layer in layers])
@@ -273,7 +274,7 @@ def _norm(spec: Any, layer: nn.LayerNorm) -> None:
 
 
 def _numbers(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a float32 copy: quantization changes the tensors of a specification in place."""
+    """Return a float32 copy, because quantization changes the tensors of a specification in place."""
     return tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
 
 
@@ -283,7 +284,7 @@ def _numbers(tensor: torch.Tensor) -> torch.Tensor:
 def _set_vocabularies(
     spec: Any, model: PreTrainedModel, tokenizers: Sequence[PreTrainedTokenizerBase]
 ) -> None:
-    """Give a specification the tokens by id, and the names of the special ones."""
+    """Set the vocabularies and the special tokens of a specification."""
     config: Any = model.config
     target = tokenizers[-1]
     vocabulary = TextCodec(target, "target").vocabulary()

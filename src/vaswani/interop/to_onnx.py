@@ -28,16 +28,16 @@ from vaswani.model.compatibility import CACHE_NAME
 QUANTIZATIONS = ("float32", "int8")
 INSTALL = 'install it with: pip install "vaswani[onnx]"'
 
-MODEL = "model.onnx"  # of a model of one stack
+MODEL = "model.onnx"  # for a model of one stack
 ENCODER, DECODER = "encoder_model.onnx", "decoder_model.onnx"
 DECODER_WITH_PAST = "decoder_with_past_model.onnx"
 
-# The dynamic axes: of encoder-decoders, and of models of one stack.
+# The dynamic axes of encoder-decoders and of models of one stack.
 BATCH, SOURCE, TARGET = "batch_size", "encoder_sequence_length", "decoder_sequence_length"
 PAST = "past_decoder_sequence_length"
 CHOICES, LENGTH, PAST_LENGTH = "num_choices", "sequence_length", "past_sequence_length"
 TOTAL_LENGTH = "total_sequence_length"  # the sum of the last two
-# Their sizes in the examples that are traced, which fix nothing.
+# Sizes of these axes in the traced examples; the exported axes are dynamic.
 EXAMPLE_SIZES = {
     BATCH: 2,
     SOURCE: 7,
@@ -56,14 +56,14 @@ def export_to_onnx(model: PreTrainedModel, folder: Path, *, quantization: str | 
     """Write a model into an empty folder as ONNX files, with its config.json and without its tokenizers.
 
     An encoder-decoder becomes `encoder_model.onnx`, `decoder_model.onnx`, which makes a cache, and
-    `decoder_with_past_model.onnx`, which takes one. Each file has weights of its own. Other models become
-    `model.onnx`; that of a causal language model takes a cache, empty at first, and returns it.
+    `decoder_with_past_model.onnx`, which takes one. Each file has its own weights. Other models become
+    `model.onnx`; for a causal language model, it takes a cache, empty at first, and returns it.
 
     Args:
-        model: of a class in `GRAPHS`; it is not changed.
-        folder: exists.
-        quantization: one of `QUANTIZATIONS`; None keeps float32. `"int8"` is that of the weights in products;
-            their inputs are quantized while the model runs.
+        model: a model of a class in `GRAPHS`; it is not changed.
+        folder: an existing folder.
+        quantization: one of `QUANTIZATIONS`; None keeps float32. `"int8"` quantizes the weights of matrix
+            products; their inputs are quantized while the model runs.
 
     Raises:
         UserError: the packages for ONNX are not installed, there is no such quantization, or the class or
@@ -112,13 +112,13 @@ def _check_exportable(model: PreTrainedModel) -> None:
 
 @dataclass(frozen=True)
 class Graph:
-    """What one file computes.
+    """The computation that one file holds.
 
     Args:
-        file: its name.
-        compute: the outputs, of a model and of the inputs by name.
-        inputs: the shape of each. Names are dynamic axes.
-        outputs: their names.
+        file: name of the file.
+        compute: computes the outputs from a model and the inputs by name.
+        inputs: the shape of each input, by name. Strings are dynamic axes.
+        outputs: names of the outputs.
     """
 
     file: str
@@ -128,7 +128,7 @@ class Graph:
 
 
 def _encoder_decoder(model: Any) -> list[Graph]:
-    """Return the graphs of an encoder-decoder: its source, its first step and those that follow."""
+    """Return the graphs of an encoder-decoder: the encoder, the first decoding step and the later steps."""
     config = model.config
     head = config.decoder_attention_heads, config.d_model // config.decoder_attention_heads
     of_stack = {
@@ -185,7 +185,7 @@ def _decode(model: Any, inputs: Tensors) -> list[torch.Tensor]:
 
 
 def _decode_with_past(model: Any, inputs: Tensors) -> list[torch.Tensor]:
-    """Return the logits [B, T, V] behind a cache, and the target's keys and values [B, H, P + T, D]."""
+    """Return the logits [B, T, V] after a cache, and the target's keys and values [B, H, P + T, D]."""
     past = [state for name, state in inputs.items() if name.startswith("past_key_values.")]
     own, source = ([(past[i], past[i + 1]) for i in range(start, len(past), 4)] for start in (0, 2))
     cache = EncoderDecoderCache(DynamicCache(own), DynamicCache(source))
@@ -202,10 +202,10 @@ def _decode_with_past(model: Any, inputs: Tensors) -> list[torch.Tensor]:
 
 
 def _one_pass(*outputs: str, choices: bool = False) -> Callable[[Any], list[Graph]]:
-    """Return the maker of the graph of a model without a cache.
+    """Return a function that makes the graph of a model without a cache.
 
     Args:
-        outputs: fields of what the model returns.
+        outputs: fields of the model's output.
         choices: whether a row of the batch has several texts.
     """
 
@@ -245,7 +245,7 @@ def _causal(model: Any) -> list[Graph]:
 
 
 def _continue(model: Any, inputs: Tensors) -> list[torch.Tensor]:
-    """Return the logits [B, T, V] behind a cache, and its new keys and values, [B, H, P + T, D]."""
+    """Return the logits [B, T, V] after a cache, and its new keys and values, [B, H, P + T, D]."""
     past = [state for name, state in inputs.items() if name.startswith("past_key_values.")]
     outputs = model(
         input_ids=inputs["input_ids"],
@@ -257,7 +257,7 @@ def _continue(model: Any, inputs: Tensors) -> list[torch.Tensor]:
     return [outputs.logits, *(state for layer in layers for state in (layer.keys, layer.values))]
 
 
-# What can be exported: the makers of the graphs of a model, by our class.
+# The classes that can be exported, with the functions that make their graphs.
 GRAPHS: dict[str, Callable[[Any], list[Graph]]] = {
     "VaswaniForConditionalGeneration": _encoder_decoder,
     "VaswaniForCausalLM": _causal,
@@ -296,7 +296,7 @@ class _Traced(nn.Module):
 
 
 def _write(model: nn.Module, graph: Graph, path: Path) -> None:
-    """Trace a graph and write its file, with the weights in another file beside it from 2 GB on."""
+    """Trace a graph and write its file; from 2 GB on, the weights are in another file beside it."""
     axes = tuple(
         {place: axis for place, axis in enumerate(shape) if isinstance(axis, str)}
         for shape in graph.inputs.values()
@@ -304,20 +304,20 @@ def _write(model: nn.Module, graph: Graph, path: Path) -> None:
     shapes = tuple({place: _dimension(axis) for place, axis in of_input.items()} for of_input in axes)
     examples = tuple(_example(name, shape) for name, shape in graph.inputs.items())
     with _without_notices(), torch.no_grad():
-        # Not left to `torch.onnx.export`, which tries other ways where one would fix a length.
+        # `torch.onnx.export` would silently try other strategies if this one fixed a length.
         program = torch.export.export(_Traced(model, graph), examples, dynamic_shapes=(shapes,))
         exported: Any = torch.onnx.export(
             program,
             input_names=list(graph.inputs),
             output_names=graph.outputs,
-            dynamic_shapes=(axes,),  # their names
+            dynamic_shapes=(axes,),  # names of the axes
             verbose=False,
         )
         exported.save(path)
 
 
 def _dimension(axis: str) -> Any:
-    """Return an axis for `torch.export`, which infers a sum."""
+    """Return an axis for `torch.export`, which infers the axis that is a sum."""
     return torch.export.Dim.AUTO if axis == TOTAL_LENGTH else torch.export.Dim(axis)
 
 
@@ -329,7 +329,7 @@ def _example(name: str, shape: tuple[int | str, ...]) -> torch.Tensor:
 
 @contextmanager
 def _without_notices() -> Iterator[None]:
-    """Hide notices of the exporter and the quantizer: of packages for images, names of axes, preparations."""
+    """Hide notices of the exporter and the quantizer, such as those about image packages or axis names."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", None)]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -344,9 +344,9 @@ def _without_notices() -> Iterator[None]:
 
 
 def _quantize(path: Path) -> None:
-    """Replace a file by one with int8 weights, a scale for each column.
+    """Replace a file by one with int8 weights and a scale for each column.
 
-    They have 7 bits, because sums of products of 8 bits overflow on processors without VNNI.
+    Weights use only 7 bits, because sums of 8-bit products overflow on processors without VNNI.
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 

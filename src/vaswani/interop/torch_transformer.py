@@ -1,4 +1,4 @@
-"""Convert `torch.nn.Transformer`, which has stacks only: no embeddings, positions or output projection."""
+"""Convert `torch.nn.Transformer`, which has only stacks: no embeddings, positions or output projection."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vaswani.model.configuration_vaswani import VaswaniConfig
 from vaswani.model.modeling_vaswani import VaswaniModel
 
 ACTIVATIONS = {"relu": functional.relu, "gelu": functional.gelu}
-# What the layers of both stacks have in common; others are of one stack.
+# Traits that must be equal in the layers of both stacks; other traits only within a stack.
 OF_ALL_LAYERS = ("activation", "norm_first", "bias", "dropout", "layer_norm_eps")
 NO_EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
@@ -47,8 +47,8 @@ def from_torch(module: nn.Transformer) -> VaswaniModel:
     """Convert the stacks to a `VaswaniModel`, which needs `inputs_embeds` and `decoder_inputs_embeds`.
 
     Raises:
-        UserError: stacks or layers are custom modules or differ where ours are alike, or the activation is
-            neither ReLU nor GELU.
+        UserError: stacks or layers are custom modules, they differ where vaswani has one value for all, or
+            the activation is neither ReLU nor GELU.
     """
     model: Any = VaswaniModel(_config(module))
     state = to_ours(module.state_dict(), RULES, set(model.state_dict()) - set(NO_EMBEDDINGS), {})
@@ -97,7 +97,7 @@ def _config(module: nn.Transformer) -> VaswaniConfig:
 
 
 def _is_plain(module: nn.Transformer) -> bool:
-    """Whether nothing in it computes in a way of its own."""
+    """Return whether all stacks, layers and norms are PyTorch's own, without custom computation."""
     encoder: Any = module.encoder
     decoder: Any = module.decoder
     parts: list[tuple[Any, Any]] = [
@@ -135,7 +135,7 @@ def _check_layers(module: nn.Transformer) -> None:
 
 
 def _traits(layer: Any, final_norm: nn.LayerNorm) -> dict[str, Any]:
-    """What a layer and the norm of its stack compute with, beside weights."""
+    """Return the settings of a layer and of the norm of its stack, besides the weights."""
     parts = [*layer.children(), final_norm]
     heads = {part.num_heads for part in parts if isinstance(part, nn.MultiheadAttention)}
     eps = {part.eps for part in parts if isinstance(part, nn.LayerNorm)}
@@ -151,5 +151,5 @@ def _traits(layer: Any, final_norm: nn.LayerNorm) -> dict[str, Any]:
 
 
 def _one_or_all(values: set[Any]) -> Any:
-    """The value, or a tuple of several."""
+    """Return the single value, or a tuple of several values."""
     return next(iter(values)) if len(values) == 1 else tuple(values)

@@ -27,7 +27,7 @@ class Rule:
         theirs: its name; a tensor with several names has a rule for each.
         ours: the names of the parts in order; none for sinusoids, which we compute.
         transposed: theirs is [in, out] where ours is [out, in], as in GPT-2.
-        row: theirs is [1, n] where ours is [n]; without ours, theirs is zero.
+        row: theirs is [1, n] where ours is [n]; if ours does not exist, theirs is zero.
     """
 
     theirs: str
@@ -71,7 +71,7 @@ def to_ours(
 
     Args:
         state: their tensors.
-        rules: of the conversion.
+        rules: rules of the conversion.
         expected: the names of our tensors.
         tables: our sinusoids for each of their tables.
 
@@ -107,7 +107,7 @@ def to_theirs(
 
     Args:
         state: our tensors.
-        rules: of the conversion.
+        rules: rules of the conversion.
         expected: the tensors of a new model of theirs, for sinusoids and missing biases.
 
     Raises:

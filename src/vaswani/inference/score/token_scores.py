@@ -26,15 +26,15 @@ from vaswani.inference.translate.scoring import log_probs_of, rows_at_once, toke
 
 @dataclass(frozen=True)
 class Encoded:
-    """A text as a model scores it.
+    """An encoded text that a model can score.
 
     Args:
-        columns: what the model reads, by name; lists of one number for each token.
+        columns: the model's inputs by name; each is a list with one number per token.
         scored: the ids of the tokens that are scored.
-        size: tokens of one of its rows in a batch.
-        rows: in batches; a masked model has one for each token.
-        problem: why the text is not scored.
-        cut_off: whether only the beginning of its source is read.
+        size: number of tokens of one of its rows in a batch.
+        rows: number of its rows in batches; a masked model needs one row for each scored token.
+        problem: why the text is not scored; None if it is.
+        cut_off: whether its source is truncated.
     """
 
     columns: dict[str, list[int]]
@@ -56,14 +56,14 @@ class TokenScores(ABC):
 
     @abstractmethod
     def encode(self, texts: Sequence[Any]) -> list[Encoded]:
-        """Return each text as the model scores it."""
+        """Encode texts for scoring."""
 
     @abstractmethod
     def log_probs(self, batch: Sequence[tuple[Encoded, int]]) -> list[list[float]]:
-        """Return the log-probabilities of the tokens that a row scores, for each row of a batch.
+        """Return, for each row of a batch, the log-probabilities of the tokens that the row scores.
 
         Args:
-            batch: texts, each with the number of one of its rows.
+            batch: pairs of a text and the number of one of its rows.
         """
 
 
@@ -80,7 +80,7 @@ class PairScores(TokenScores):
         self._pad_token_id: int = model.config.pad_token_id or 0
 
     def encode(self, texts: Sequence[Pair]) -> list[Encoded]:
-        """Return each pair as the model scores it; a source of several targets is encoded once."""
+        """Encode pairs for scoring; a source with several targets is encoded once."""
         distinct = list(dict.fromkeys(pair.source for pair in texts))
         sources = dict(zip(distinct, self.pairs.encode_sources(distinct), strict=True))
         targets = self.pairs.encode_targets(
@@ -120,10 +120,10 @@ class TextScores(TokenScores):
     """Scores texts by a language model.
 
     Args:
-        model: causal or masked.
+        model: a causal or masked language model.
         tokenizer: adds the special tokens that the model was trained with.
-        max_length: maximum tokens of a text, of which longer ones have a problem. None means the limit of the
-            model and tokenizer, or 4,096 if they have none.
+        max_length: maximum tokens of a text; longer texts get a `problem`. None means the limit of the model
+            and tokenizer, or 4,096 if they have none.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class TextScores(TokenScores):
         self._arguments = inspect.signature(model.forward).parameters
 
     def encode(self, texts: Sequence[str]) -> list[Encoded]:
-        """Return each text as the model scores it."""
+        """Encode texts for scoring."""
         columns = self.codec.encode(list(texts)) if texts else {}
         return [
             self._encoded({name: column[number] for name, column in columns.items()})
@@ -160,11 +160,11 @@ class TextScores(TokenScores):
         outputs: Any = self.model(
             **padded_inputs(rows, self._arguments, self.tokenizer.pad_token_id, self.model.device)
         )
-        of_two = getattr(outputs, "prediction_logits", None)  # of models with BERT's two objectives
+        of_two = getattr(outputs, "prediction_logits", None)  # for models with BERT's two objectives
         return outputs.logits if of_two is None else of_two
 
     def _parts(self, rows: Sequence[dict[str, list[int]]]) -> list[list[int]]:
-        """Return the numbers of the rows in parts whose logits fit into memory."""
+        """Split the row numbers into parts whose logits fit into memory."""
         output: Any = self.model.get_output_embeddings()
         logits = max(len(row["input_ids"]) for row in rows) * output.weight.shape[0]
         return [part.tolist() for part in rows_at_once(len(rows), logits, torch.device("cpu"))]
@@ -173,9 +173,9 @@ class TextScores(TokenScores):
 class CausalScores(TextScores):
     """Scores texts by a causal language model: log P(x_t | x_<t).
 
-    A token that begins texts (`<s>`) comes before a text, also where the tokenizer does not add it, and all
-    tokens of the text are scored, and its end token where the tokenizer adds one. Without such a token the
-    first token of the text is not scored.
+    A begin token (`<s>`) precedes each text, even if the tokenizer does not add it. All tokens of the text
+    are scored, and its end token if the tokenizer adds one. If the tokenizer has no begin token, the first
+    token of the text is not scored.
 
     Raises:
         UserError: the model is not causal.
@@ -219,8 +219,8 @@ class CausalScores(TextScores):
 class MaskedScores(TextScores):
     """Scores texts by a masked language model: log P(x_t | all other tokens).
 
-    Each token is masked in turn; their sum is the pseudo-log-likelihood of Salazar et al. (2020,
-    arXiv:1910.14659). Special tokens that the tokenizer adds are neither masked nor scored.
+    Each token is masked in turn. The sum of the log-probabilities is the pseudo-log-likelihood of Salazar et
+    al. (2020, arXiv:1910.14659). Special tokens that the tokenizer adds are neither masked nor scored.
 
     Raises:
         UserError: the tokenizer has no mask token.
@@ -232,7 +232,7 @@ class MaskedScores(TextScores):
         super().__init__(model, tokenizer, max_length)
         if tokenizer.mask_token_id is None:
             raise UserError(
-                "the tokenizer has no mask_token, so that no token can be masked; give that of the model"
+                "the tokenizer has no mask_token, so that no token can be masked; give the model's tokenizer"
             )
         self._mask_token_id: int = tokenizer.mask_token_id
 

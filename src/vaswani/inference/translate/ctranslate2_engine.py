@@ -1,16 +1,16 @@
 """Search with CTranslate2 (https://github.com/OpenNMT/CTranslate2), an engine in C++.
 
-CTranslate2 ranks by log P / |Y|^α and stops by its own rules, so it is asked for the hypotheses of its beams
-by their plain log-probabilities (α = 0), and GNMT's penalty ranks them here. It then stops when the best of
-its beams has finished and as many hypotheses as beams, or twice as many for n-best lists. transformers'
-search stops when no open hypothesis could be ranked among as many finished ones as beams. For α up to 1
-nearly all best hypotheses are the same; a larger α prefers long outputs, for which transformers searches
-longer.
+CTranslate2 ranks hypotheses by log P / |Y|^α and has its own stopping rule. So this engine searches by plain
+log-probability (α = 0), and then ranks the hypotheses of all beams with GNMT's penalty. With α = 0,
+CTranslate2 stops when its best beam has finished and there are as many finished hypotheses as beams (twice as
+many for n-best lists). transformers' search keeps as many finished hypotheses as beams, and stops when no
+open hypothesis could be ranked among them. For α up to 1, nearly all best hypotheses are the same; a larger α
+prefers long outputs, for which transformers searches longer.
 
-CTranslate2 excludes tokens before the softmax, and transformers after it. Where tokens are excluded, the
-probabilities of the search are not the model's, and its hypotheses are scored again.
+CTranslate2 excludes tokens before the softmax, transformers after it. If tokens are excluded, the
+probabilities of the search are not those of the model, so its hypotheses are scored again.
 
-It does not sample here: its random numbers depend on the batch and on the threads.
+This engine does not sample, because CTranslate2's random numbers depend on the batch and on the threads.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from vaswani.interop.to_ctranslate2 import check_engine
 logger = logging.getLogger(__name__)
 
 # Sources whose limits differ by less share a call. A model writes about as much as it reads, and may write 50
-# tokens more, so that few translations come to the lowest limit of a call.
+# tokens more, so few translations reach the lowest limit of a call.
 SIMILAR_LIMITS = 25
 PATIENCE = 2  # finished hypotheses for each beam, for n-best lists (Kasai et al., 2022, arXiv:2204.05424)
-IMPOSSIBLE = -1e9  # the score of a beam that stands for none, behind a prefix
+IMPOSSIBLE = -1e9  # after a prefix, the score of unused beams
 # Options of generation_config.json that CTranslate2 lacks, with the values that have no effect.
 LACKING: dict[str, Any] = {
     "encoder_repetition_penalty": 1.0,
@@ -61,7 +61,7 @@ class CTranslate2Engine(Engine):
     Args:
         folder: the model with its tokenizers.
         device: "cpu", "cuda" or "cuda:1"; None means a CUDA device if CTranslate2 finds one, else the CPU.
-        compute_type: of CTranslate2; "default" is the type of the weights, where the device has it.
+        compute_type: CTranslate2's compute type; "default" is the type of the weights if the device has it.
 
     Raises:
         UserError: CTranslate2 is not installed, or cannot load the model; it lacks the device, the type on
@@ -87,13 +87,13 @@ class CTranslate2Engine(Engine):
         self.folder = folder
         self.generation_config = folder.generation_config
         self.source_positions = folder.source_positions
-        # Scoring adds an end token to a hypothesis that has none.
+        # Scoring adds an end token to a hypothesis without one.
         self.target_positions = folder.target_positions and folder.target_positions - 1
         self._target_tokens = {number: token for token, number in folder.target_ids.items()}
         self._translator = _load(folder, device, compute_type)
 
     def check(self, options: SearchOptions, start_options: dict[str, int]) -> None:
-        """See `Engine.check`; also a penalty with beams, and a language where the first token is fixed."""
+        """See `Engine.check`; also check the repetition penalty of a beam search, and a fixed first token."""
         super().check(options, start_options)
         if options.num_beams > 1 and (penalty := self._repetition_penalty(options)) != 1:
             raise UserError(
@@ -141,7 +141,7 @@ class CTranslate2Engine(Engine):
         return [[replace(output, log_prob=None) for output in outputs] for outputs in best]
 
     def _source(self, token_ids: list[int]) -> list[str]:
-        """Return the tokens of a source, without those that the model adds itself."""
+        """Return the tokens of a source without the special tokens that the engine adds."""
         config, tokens = (
             self.folder.config,
             [self.folder.source_tokens.get(i, self._unknown) for i in token_ids],
@@ -155,7 +155,7 @@ class CTranslate2Engine(Engine):
         return self.folder.config.get("unk_token") or "<unk>"
 
     def _start(self, start_options: dict[str, int]) -> list[str]:
-        """Return the first token of a target, if the model does not know it."""
+        """Return the first token of a target; nothing if config.json fixes it."""
         if self.folder.config.get("decoder_start_token") is not None:
             return []
         generation: Any = self.generation_config
@@ -166,12 +166,12 @@ class CTranslate2Engine(Engine):
         return [self._target_tokens[start]]
 
     def _forced(self, start_options: dict[str, int]) -> list[str]:
-        """Return the tokens that every target has at its beginning."""
+        """Return the tokens that every target begins with, after its first token."""
         forced = start_options.get("forced_bos_token_id", self.generation_config.forced_bos_token_id)
         return [] if forced is None else [self._target_tokens[forced]]
 
     def _options(self, options: SearchOptions, n_best: int) -> dict[str, Any]:
-        """Translate the options to those of `translate_batch`, which are the same for all sources."""
+        """Return the options of `translate_batch`, which are the same for all sources."""
         generation: Any = self.generation_config
         ends = generation.eos_token_id
         ngram = options.no_repeat_ngram_size
@@ -196,7 +196,7 @@ class CTranslate2Engine(Engine):
         return (of_model if penalty is None else penalty) or 1.0
 
     def _least(self, demand: Demands) -> int:
-        """Return the least tokens of a target before its end token; `min_length` counts the start token."""
+        """Return the minimum tokens of a target before its end token; `min_length` counts the start token."""
         generation: Any = self.generation_config
         of_model = generation.min_new_tokens
         if of_model is None:
@@ -207,9 +207,9 @@ class CTranslate2Engine(Engine):
         return [self._target_tokens[token] for token in demand.prefix]
 
     def _suppressed(self, options: SearchOptions) -> list[list[str]]:
-        """Return the sequences that no output may hold, as the options and generation_config.json say.
+        """Return the token sequences that the options and generation_config.json exclude from outputs.
 
-        Sequences of tokens that the engine has not are left out, such as Marian's padding.
+        Sequences with tokens that the engine lacks, such as Marian's padding, are left out.
         """
         generation: Any = self.generation_config
         sequences = [
@@ -223,10 +223,11 @@ class CTranslate2Engine(Engine):
     def _hypotheses(self, rows: list[_Row], call: _Call) -> list[list[Output]]:
         """Return all hypotheses of each source.
 
-        CTranslate2 has one limit for all sources of a call. If all hypotheses that are found under a limit
-        are complete, the same are found under each higher one, for what continues an open hypothesis is less
-        probable than it, and it is less probable than all that are found. So sources with similar limits
-        share a call with the lowest of them; those that come to it are searched again with their own.
+        CTranslate2 has one length limit for all sources of a call. If all hypotheses found under a limit are
+        complete, every higher limit gives the same hypotheses: an open hypothesis is less probable than all
+        of them, and continuing it makes it even less probable. So sources with similar limits share a call
+        with the lowest of these limits. Sources with an incomplete hypothesis are searched again with their
+        own limit.
         """
         found: dict[int, list[Output]] = {}
         again: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -243,7 +244,7 @@ class CTranslate2Engine(Engine):
     def _translate(
         self, rows: list[_Row], group: list[int], limit: int, call: _Call
     ) -> dict[int, list[Output]]:
-        """Return all hypotheses of each source of a group, whose demands are the same, by its number."""
+        """Return all hypotheses of each source of a group, by number; all have the same minimum length."""
         least = min(limit, rows[group[0]].least)
         options = {**call.options, "max_decoding_length": limit, "min_decoding_length": least}
         prefixes = [[*call.start, *call.forced, *rows[number].prefix] for number in group]
@@ -263,10 +264,10 @@ class CTranslate2Engine(Engine):
     def _with_bare_prefixes(
         self, rows: list[_Row], found: list[list[Output]], call: _Call
     ) -> list[list[Output]]:
-        """Add the hypotheses that end behind their prefixes.
+        """Add the hypotheses that end directly after their prefixes.
 
-        CTranslate2 takes an end token there only if no other token is more probable; transformers if it is
-        among as many of the most probable tokens as there are beams.
+        CTranslate2 accepts an end token there only if no other token is more probable. With K beams,
+        transformers accepts it if it is among the K most probable tokens.
         """
         prefixes = [[*call.forced, *row.prefix] if row.prefix else [] for row in rows]
         group = [
@@ -277,7 +278,7 @@ class CTranslate2Engine(Engine):
         if not group:
             return found
         options = {**call.options, "beam_size": 1, "num_hypotheses": call.options["beam_size"], "patience": 1}
-        options["end_token"] = [self._unknown]  # the alternatives are without what ends the search
+        options["end_token"] = [self._unknown]  # alternatives do not include the token that ends a search
         results = self._translator.translate_batch(
             [rows[number].source for number in group],
             [[*call.start, *prefixes[number]] for number in group],
@@ -298,7 +299,7 @@ class CTranslate2Engine(Engine):
 
     def _scored(self, rows: list[_Row], found: list[list[Output]], start: list[str]) -> list[list[Output]]:
         """Return hypotheses with the model's own log-probabilities."""
-        end = self.folder.config["eos_token"]  # which the engine adds
+        end = self.folder.config["eos_token"]  # scoring adds it
         sources = [row.source for row, outputs in zip(rows, found, strict=True) for _ in outputs]
         targets = [[self._target_tokens[token] for token in output.token_ids] for output in chain(*found)]
         given = [[*start, *(target[:-1] if target[-1] == end else target)] for target in targets]
@@ -325,13 +326,13 @@ class CTranslate2Engine(Engine):
 
 @dataclass(frozen=True)
 class _Row:
-    """A source and what is asked of its target.
+    """A source and the constraints on its target.
 
     Args:
         source: its tokens.
-        limit: the most tokens of its target, the end token included.
-        least: the least tokens before the end token.
-        prefix: tokens that its target begins with, after those of the call.
+        limit: maximum tokens of its target, the end token included.
+        least: minimum tokens of its target before the end token.
+        prefix: tokens that its target begins with, after the tokens of the call.
     """
 
     source: list[str]
@@ -342,12 +343,12 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Call:
-    """What the calls of a search have in common.
+    """The settings that all calls of a search share.
 
     Args:
-        options: of `translate_batch`.
-        start: the first token of a target, if the model does not know it.
-        forced: tokens that every target has at its beginning.
+        options: options of `translate_batch`.
+        start: the first token of a target; empty if config.json fixes it.
+        forced: tokens that every target begins with, after its first token.
     """
 
     options: dict[str, Any]
@@ -356,13 +357,13 @@ class _Call:
 
     @property
     def changes_probabilities(self) -> bool:
-        """Whether the search excludes or penalizes tokens, so that its probabilities are not the model's."""
+        """Whether the search excludes or penalizes tokens; its probabilities are then not the model's."""
         excludes = self.options["no_repeat_ngram_size"] or self.options["suppress_sequences"]
         return bool(self.forced or excludes or self.options["repetition_penalty"] != 1)
 
 
 def _similar(rows: Sequence[_Row]) -> Iterator[list[int]]:
-    """Yield groups of the numbers of rows that demand the same, with similar limits."""
+    """Yield groups of row numbers with equal minimum lengths and similar limits."""
     group: list[int] = []
     for number in sorted(range(len(rows)), key=lambda number: (rows[number].least, -rows[number].limit)):
         if group and not _share_a_call(rows[group[0]], rows[number]):
@@ -377,7 +378,7 @@ def _share_a_call(first: _Row, row: _Row) -> bool:
 
 
 def _check_generation_config(folder: CTranslate2Folder) -> None:
-    """Raise a UserError if the folder asks for what the engine cannot do, or for tokens that it has not."""
+    """Raise a UserError if generation_config.json has an option or a token that the engine lacks."""
     generation = folder.generation_config
     for name, neutral in LACKING.items():
         value = getattr(generation, name, None)
@@ -398,7 +399,7 @@ def _check_generation_config(folder: CTranslate2Folder) -> None:
 
 
 def _load(folder: CTranslate2Folder, device: str | torch.device | None, compute_type: str) -> Any:
-    """Return a `ctranslate2.Translator` with as many threads as torch has."""
+    """Return a `ctranslate2.Translator` that uses as many threads as torch."""
     import ctranslate2
 
     kind, index = _device(device)
@@ -409,7 +410,7 @@ def _load(folder: CTranslate2Folder, device: str | torch.device | None, compute_
             f"{', '.join(known)}"
         )
     verbosity = ctranslate2.get_log_level()
-    ctranslate2.set_log_level(logging.ERROR)  # what it says of types is said here
+    ctranslate2.set_log_level(logging.ERROR)  # its warnings about types are replaced by the one below
     try:
         translator = ctranslate2.Translator(
             str(folder.path),
@@ -434,7 +435,7 @@ def _load(folder: CTranslate2Folder, device: str | torch.device | None, compute_
 
 
 def _device(device: str | torch.device | None) -> tuple[str, int]:
-    """Return CTranslate2's name of a device, and its number."""
+    """Return CTranslate2's name of a device, and the device's index."""
     import ctranslate2
 
     count = ctranslate2.get_cuda_device_count()
@@ -456,7 +457,7 @@ def _device(device: str | torch.device | None) -> tuple[str, int]:
 
 @contextmanager
 def _known_failures() -> Iterator[None]:
-    """Raise the errors that other engines raise, too."""
+    """Convert CTranslate2's errors to those that other engines raise."""
     try:
         yield
     except RuntimeError as error:

@@ -1,6 +1,6 @@
-"""Read a folder with a translation model for CTranslate2: what the engine does not say about its model.
+"""Read the information about a CTranslate2 translation model that the engine does not report from its folder.
 
-Such a folder has `model.bin`, `config.json` and one or two vocabularies, and beside them the tokenizers and
+Such a folder has `model.bin`, `config.json` and one or two vocabularies. It also has the tokenizers and
 `generation_config.json`, which `vaswani export` writes and CTranslate2's converters copy (`--copy_files`).
 """
 
@@ -28,9 +28,9 @@ logger = logging.get_logger(__name__)
 
 WEIGHTS = "model.bin"
 TRANSLATION_MODEL = "TransformerSpec"  # CTranslate2's name of an encoder-decoder
-BINARY_VERSIONS = (4, 5, 6)  # of model.bin, with types and sizes of tensors
+BINARY_VERSIONS = (4, 5, 6)  # versions of model.bin that store types and sizes of tensors
 HALVES = {4: "float16", 5: "bfloat16"}  # by CTranslate2's number of a type
-# The bits that only NaN and infinity have all set, by CTranslate2's number of a type and its numpy type.
+# By CTranslate2's number of a type: its numpy type, and the bits that are all set only in NaN and infinity.
 EXPONENTS = {0: ("<u4", 0x7F80_0000), 4: ("<u2", 0x7C00), 5: ("<u2", 0x7F80)}  # float32, float16, bfloat16
 
 
@@ -39,15 +39,15 @@ class CTranslate2Folder:
     """A translation model of CTranslate2 with its tokenizers.
 
     Args:
-        path: of the folder.
+        path: the folder.
         config: the content of `config.json`.
-        generation_config: of the folder, or what `config.json` says.
-        tokenizers: of the source and of the target.
+        generation_config: the folder's options of `generate`; missing special tokens are from `config.json`.
+        tokenizers: the source tokenizer and the target tokenizer.
         source_tokens: the engine's tokens, by the source tokenizer's ids.
         target_ids: the target tokenizer's ids, by the engine's tokens.
-        source_positions: rows of the encoder's table of positions; None without a table.
-        target_positions: of the decoder's.
-        half_precision: "float16" or "bfloat16" if weights are saved in it.
+        source_positions: number of rows of the encoder's position table; None without a table.
+        target_positions: number of rows of the decoder's position table; None without a table.
+        half_precision: "float16" or "bfloat16" if weights are saved in that type; else None.
     """
 
     path: Path
@@ -62,11 +62,11 @@ class CTranslate2Folder:
 
 
 def read_ctranslate2_folder(path: Path, *, allow_mismatch: bool = False) -> CTranslate2Folder:
-    """Read what is beside the weights, and check the weights.
+    """Read the files of a folder, and check the weights.
 
     Args:
-        path: of the folder.
-        allow_mismatch: warn instead of raising where a tokenizer may belong to another model.
+        path: the folder.
+        allow_mismatch: warn instead of raising if a tokenizer may belong to another model.
 
     Raises:
         UserError: the folder holds no translation model for CTranslate2; a file is missing or damaged;
@@ -121,7 +121,7 @@ def _vocabularies(path: Path) -> tuple[list[str], list[str]]:
 
 
 def _vocabulary(path: Path, name: str) -> list[str] | None:
-    """Return the tokens of a file, which is JSON or, from older converters, has a line for each."""
+    """Return the tokens of a vocabulary file, JSON or (from older converters) lines; None without a file."""
     for ending in ("json", "txt"):
         file = path / f"{name}_vocabulary.{ending}"
         if file.is_file():
@@ -137,9 +137,10 @@ def _vocabulary(path: Path, name: str) -> list[str] | None:
 def _ids_by_token(
     path: Path, codec: TextCodec, vocabulary: Sequence[str], allow_mismatch: bool
 ) -> dict[str, int]:
-    """Return a tokenizer's ids of the engine's tokens; tokens that it lacks have their place as id.
+    """Return a tokenizer's id for each of the engine's tokens; a token that it lacks gets its index as id.
 
-    Converters leave out some tokens of a tokenizer, such as Marian's padding; others belong to another model.
+    Converters leave out some tokens of a tokenizer, such as Marian's padding. A tokenizer that lacks more
+    than a tenth of the engine's tokens belongs to another model.
     """
     known = codec.vocabulary()
     unused = {token: number for number, token in enumerate(vocabulary) if token not in known}
@@ -158,7 +159,7 @@ def _ids_by_token(
 
 
 def _generation_config(path: Path, config: dict[str, Any], target_ids: dict[str, int]) -> GenerationConfig:
-    """Return the folder's options of `generate`, with the engine's special tokens where it has none."""
+    """Return the folder's options of `generate`; take missing special tokens from the engine's config."""
     file = path / "generation_config.json"
     try:
         generation = GenerationConfig.from_dict(read_object(file) if file.exists() else {})
@@ -180,7 +181,7 @@ def _generation_config(path: Path, config: dict[str, Any], target_ids: dict[str,
 
 
 def _check_weights(path: Path) -> tuple[dict[str, int], str | None]:
-    """Check the weights; return the rows of each stack's table of positions, and the half precision."""
+    """Check the weights; return the number of rows of each stack's position table, and `half_precision`."""
     try:
         with path.open("rb") as file:
             return _read_weights(file, path)

@@ -1,7 +1,7 @@
-"""What a `Translator` asks of an engine: hypotheses for token ids, whatever computes them.
+"""The interface of the engines of a `Translator`, which find hypotheses for token ids.
 
-`TorchEngine` runs any encoder-decoder of transformers, `CTranslate2Engine` what is exported for CTranslate2
-(see `engines.py`). An engine knows token ids only; texts, buffers and limits are the translator's.
+`TorchEngine` runs any encoder-decoder of transformers, `CTranslate2Engine` models exported for CTranslate2
+(see `engines.py`). An engine handles only token ids; the translator handles texts, buffers and limits.
 """
 
 from __future__ import annotations
@@ -34,30 +34,31 @@ BOUNDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """How an engine searches, or samples.
+    """Options of an engine's search or sampling.
 
     Args:
         num_beams: hypotheses kept at each step; 1 is greedy search. None means 4, or 1 with `temperature`.
         length_penalty: α; 0 ranks by log-probability, which prefers short translations.
-        no_repeat_ngram_size: no sequence of so many tokens occurs twice in a translation; 0 lets all repeat.
-            None means as the model's generation_config.json says.
-        repetition_penalty: scores of tokens that a translation has already are divided by this where they are
-            positive, and else multiplied (Keskar et al., 2019, arXiv:1909.05858, section 4.1); above 1 avoids
-            repetition. The search ranks by what results. None means as the model's generation_config.json
-            says.
-        coverage_penalty: β of Wu et al., 2016, arXiv:1609.08144, equation 14: the score of a hypothesis gets
-            β · Σ_i log(min(Σ_j p_ij, 1)) more, p_ij being how much target token j attends to source token i.
-            The search does not know it: its `num_beams` hypotheses are ranked again. 0 leaves them.
-        temperature: samples each token from the softmax of the scores divided by this. None means to search.
-        top_k: of sampling, see `Sampling`; None means all tokens.
-        top_p: of sampling, see `Sampling`; None means 1, all tokens.
-        seed: of sampling; None means 0.
-        suppress_sequences: token ids that never follow each other in a translation.
-        attention_of: a token of which each `Output` gives the attention, or `"all"`; None for none.
+        no_repeat_ngram_size: no sequence of this many tokens occurs twice in a translation; 0 allows
+            repetition. None means the value of the model's generation_config.json.
+        repetition_penalty: for tokens that a translation already has, positive scores are divided by this and
+            negative scores are multiplied by it (Keskar et al., 2019, arXiv:1909.05858, section 4.1); above 1
+            avoids repetition. The search ranks by the resulting scores. None means the value of the model's
+            generation_config.json.
+        coverage_penalty: β of Wu et al., 2016, arXiv:1609.08144, equation 14: adds
+            β · Σ_i log(min(Σ_j p_ij, 1)) to the score of a hypothesis, where p_ij is how much target token j
+            attends to source token i. The search itself does not use it; its `num_beams` hypotheses are
+            ranked again. 0 means no penalty.
+        temperature: samples each token from the softmax of the scores divided by this. None means a search.
+        top_k: for sampling, see `Sampling`; None means all tokens.
+        top_p: for sampling, see `Sampling`; None means 1, all tokens.
+        seed: seed of sampling; None means 0.
+        suppress_sequences: sequences of token ids that no translation contains.
+        attention_of: a token whose attention each `Output` reports, or `"all"` for all tokens; None for none.
 
     Raises:
-        UserError: an option is out of range, or one of sampling is given without `temperature`, or beams with
-            it, or coverage is to rank the one hypothesis of greedy search.
+        UserError: an option is out of range; an option of sampling is given without `temperature`, or beams
+            with it; or coverage would rank the only hypothesis of greedy search.
     """
 
     num_beams: Any = None  # an int, once initialized
@@ -112,17 +113,18 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class Demands:
-    """What is asked of the translation of one source, beside its limit.
+    """Constraints on the translation of one source, besides its length limit.
 
     Args:
-        min_length: the least tokens, the end token included; at most the limit.
-        number: of the sentence in its stream. Sampling draws by `seed` and this number, so that a sentence
-            has the same samples in every batch.
-        prefix: tokens that it begins with, after a forced one of the model; scores count them.
-        required: phrases that it contains, as `RequiredPhrases` takes them; the prefix and they fit into the
-            limit. The hypotheses are ranked by their scores.
+        min_length: minimum number of tokens, the end token included; at most the limit.
+        number: number of the sentence in its stream. Sampling is seeded with `seed` and this number, so a
+            sentence has the same samples in every batch.
+        prefix: tokens that the translation begins with, after a token that the model forces; scores include
+            them.
+        required: phrases that the translation contains, in the form of `RequiredPhrases`. The prefix and the
+            phrases must fit into the limit. The hypotheses are ranked by their scores.
 
-    With a prefix or a phrase there may be fewer hypotheses than asked for.
+    With a prefix or a phrase there may be fewer hypotheses than requested.
     """
 
     min_length: int = 0
@@ -136,11 +138,12 @@ class Output:
     """One hypothesis of an engine.
 
     Args:
-        token_ids: of the target, with the end token, without the start token.
+        token_ids: tokens of the target, with the end token and without the start token.
         complete: whether it ends with the end token, and not at the length limit.
         log_prob: the sum of the natural log-probabilities of the tokens; None without scores.
         coverage: what `SearchOptions.coverage_penalty` adds to its score.
-        attention: for each occurrence of `SearchOptions.attention_of`, the weights of the source's tokens.
+        attention: for each occurrence of the token `SearchOptions.attention_of`, its attention weights over
+            the source tokens.
     """
 
     token_ids: list[int]
@@ -150,18 +153,18 @@ class Output:
     attention: tuple[tuple[float, ...], ...] = ()
 
     def score(self, length_penalty: Any) -> float | None:
-        """`log_prob` / lp(Y) + `coverage`, lp as a `GNMTLengthPenalty` says; None without scores."""
+        """Return `log_prob` / lp(Y) + `coverage`, lp from a `GNMTLengthPenalty`; None without scores."""
         if self.log_prob is None:
             return None
         return self.log_prob / length_penalty.of(len(self.token_ids)) + self.coverage
 
 
 def ranked(outputs: Iterable[Output], options: SearchOptions) -> list[Output]:
-    """Return outputs by their scores, best first; without scores as they are."""
+    """Return outputs sorted by score, best first; without scores, in their given order."""
     return sorted(outputs, key=lambda output: -(output.score(options.length_penalty) or 0.0))
 
 
-# Fields of a `generation_config` by which a search ranks otherwise than the model's scores do.
+# Fields of a `generation_config` that make a search rank by other scores than the model's.
 _OTHER_SCORES = (
     *("encoder_repetition_penalty", "exponential_decay_length_penalty"),
     *("sequence_bias", "renormalize_logits"),
@@ -172,12 +175,12 @@ class Engine(ABC):
     """Searches translations of token ids.
 
     Attributes:
-        name: as `Translator.from_pretrained` calls it.
+        name: the name of the engine in `Translator.from_pretrained`.
         supports: the fields of `SearchOptions`, and of `Demands`, that the engine honours.
-        streams: whether it finds the tokens of a target one by one (see `stream`).
-        generation_config: of the model; only its special tokens and lengths are read by the translator.
+        streams: whether it can yield the tokens of a target one by one (see `stream`).
+        generation_config: that of the model; the translator reads only its special tokens and lengths.
         source_positions: the longest source that the model has positions for, or None if there is no limit.
-        target_positions: likewise of a target.
+        target_positions: the longest target that the model has positions for, or None if there is no limit.
     """
 
     name: ClassVar[str]
@@ -191,7 +194,7 @@ class Engine(ABC):
         """Raise unless the engine supports the options of a search.
 
         Args:
-            options: those that are at their defaults are supported.
+            options: the options of the search; options with default values are always supported.
             start_options: see `search`.
 
         Raises:
@@ -212,7 +215,7 @@ class Engine(ABC):
         replace_unknown: bool = False,
         alignments: bool = False,
     ) -> None:
-        """Raise a UserError unless the engine supports what is asked of the texts of outputs."""
+        """Raise a UserError unless the engine supports these options, which concern the texts of outputs."""
         for name, asked in {"replace_unknown": replace_unknown, "alignments": alignments}.items():
             if asked and "attention_of" not in self.supports:
                 raise self._lacks(name)
@@ -224,9 +227,10 @@ class Engine(ABC):
             raise self._lacks(f"banned_phrases={list(banned_phrases)}")
 
     def ranks_by_score(self, options: SearchOptions) -> bool:
-        """Whether a search ranks by the model's scores, so that a list of hypotheses is in their order.
+        """Return whether a search ranks by the model's scores; n-best lists are then sorted by them.
 
-        Otherwise it is in the order of the search, whose first is what a search for one returns.
+        Otherwise an n-best list keeps the order of the search. Its first hypothesis is the one that a search
+        for a single hypothesis returns.
         """
         generation = self.generation_config
         penalty = options.repetition_penalty
@@ -257,7 +261,7 @@ class Engine(ABC):
         Raises:
             RunError: the model's scores are NaN or infinite.
         """
-        raise NotImplementedError  # `check_stream` tells
+        raise NotImplementedError  # `check_stream` raises before
 
     @abstractmethod
     def search(
@@ -274,14 +278,14 @@ class Engine(ABC):
         """Return the `n_best` best hypotheses of each source of a batch, best first, or as many samples.
 
         Args:
-            sources: token ids, as the model was trained with.
-            limits: for each source, the most tokens of its target, the end token included.
-            options: of the search.
-            start_options: tokens that begin a target in a language, `decoder_start_token_id` or
-                `forced_bos_token_id`, that replace those of the generation_config.
-            demands: one for each source; None means none.
-            n_best: hypotheses of each source.
-            with_scores: whether to give each `Output` its `log_prob`.
+            sources: token ids of the sources, in the form that the model was trained with.
+            limits: for each source, the maximum tokens of its target, the end token included.
+            options: options of the search.
+            start_options: the token that selects the target language, as `decoder_start_token_id` or
+                `forced_bos_token_id`; replaces that of the generation_config.
+            demands: constraints on the translation of each source; None means no constraints.
+            n_best: number of hypotheses of each source.
+            with_scores: whether to set the `log_prob` of each `Output`.
 
         Raises:
             RunError: the model's scores are NaN or infinite.

@@ -1,4 +1,4 @@
-"""The engines of a `Translator` by name, and how each loads a model with its tokenizers."""
+"""The engines of a `Translator` by name, with the functions that load a model and its tokenizers for them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Loaded = tuple[Engine, PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """How a model is loaded; see `Translator.from_pretrained`."""
+    """Options for loading a model; see `Translator.from_pretrained`."""
 
     device: str | torch.device | None = None
     dtype: str | torch.dtype | None = None
@@ -44,8 +44,8 @@ def load_engine(engine: str, name: str | Path, options: LoadOptions) -> Loaded:
 
     Args:
         engine: one of `ENGINES`.
-        name: a folder, or a name on the Hub, of what the engine runs.
-        options: of the loading.
+        name: the folder, or the name on the Hub, of a model that the engine can run.
+        options: how to load the model.
 
     Raises:
         UserError: the engine is unknown or not installed, or cannot load the model.
@@ -57,13 +57,13 @@ def load_engine(engine: str, name: str | Path, options: LoadOptions) -> Loaded:
 
 @dataclass(frozen=True, kw_only=True)
 class EnsembleOptions:
-    """How several models predict together; see `Ensemble`."""
+    """Options for averaging the predictions of several models; see `Ensemble`."""
 
     weights: Sequence[float] | None = None
     average: str | None = None
 
     def check(self, models: int, engine: str, options: LoadOptions) -> None:
-        """Raise a UserError unless so many models can be loaded with these options."""
+        """Raise a UserError unless this number of models can be loaded with these options."""
         if not models:
             raise UserError("an ensemble needs models; give one or more")
         if models == 1:
@@ -73,7 +73,7 @@ class EnsembleOptions:
             return
         if engine != "torch":
             raise UserError(
-                f"{models} models form an ensemble, which engine={engine} has not; use engine=torch"
+                f"{models} models form an ensemble, which engine={engine} does not support; use engine=torch"
             )
         if options.revision is not None:
             raise UserError(
@@ -99,7 +99,7 @@ def load_ensemble(names: Sequence[str | Path], options: LoadOptions, ensemble: E
 
 
 def _check_same_tokens(name: str | Path, first: Loaded, other_name: str | Path, other: Loaded) -> None:
-    """Raise a UserError unless two models read and write the same tokens by the same numbers."""
+    """Raise a UserError unless two models read and write the same tokens with the same ids."""
     check_alike(first[1:], other[1:], f"{name} and {other_name}")
     sides: dict[Side, Any] = {"source": (first[1], other[1]), "target": (first[2], other[2])}
     for side, tokenizers in sides.items():

@@ -2,7 +2,7 @@
 
 Ensembles are common strong teachers in translation (Freitag et al., 2017, arXiv:1702.01802).
 
-B rows · S source length · T target length · V target vocabulary · W the members' widths together
+B rows · S source length · T target length · V target vocabulary · W sum of the members' widths
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class EnsembleCache:
     caches: list[EncoderDecoderCache]
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Let row r continue row `beam_idx[r]`, another beam of the same source: int64 [B]."""
+        """Make row r continue row `beam_idx[r]`, another beam of the same source: int64 [B]."""
         for cache in self.caches:  # cross-attention is the same for all beams of a source
             cache.self_attention_cache.reorder_cache(beam_idx)  # type: ignore[arg-type]
 
@@ -55,7 +55,7 @@ class EnsembleEncoder(nn.Module):
 
 
 class Ensemble(PreTrainedModel, GenerationMixin):
-    """Encoder-decoders that predict each token together. Exists in memory only; save its members.
+    """Encoder-decoders that predict each token together. An ensemble cannot be saved; save its members.
 
         ensemble = Ensemble([load_checkpoint(name)[0] for name in names])
         Translator(ensemble, source_tokenizer, target_tokenizer)
@@ -63,14 +63,16 @@ class Ensemble(PreTrainedModel, GenerationMixin):
     Members may differ in architecture, size and dtype. The `generation_config` is that of the first.
 
     Args:
-        models: with the same tokens and on one device; not copied, but put into evaluation mode.
-        weights: of the models, above 0; only their ratios count. None means equal ones.
-        average: "probabilities" is their weighted mean; "log_probabilities" is the weighted mean of the
-            logarithms, scaled so that probabilities sum to 1 (a weighted geometric mean).
+        models: models with the same tokens, on one device. They are not copied; they are put into evaluation
+            mode.
+        weights: weights of the models, above 0; only their ratios matter. None means equal weights.
+        average: "probabilities" is the weighted mean of the models' probabilities; "log_probabilities" is the
+            weighted mean of their logarithms, scaled so that probabilities sum to 1 (a weighted geometric
+            mean).
 
     Raises:
-        UserError: there are no models, their vocabularies or special tokens differ, there is not one weight
-            for each, or the average is unknown.
+        UserError: there are no models, their vocabularies or special tokens differ, the number of weights is
+            not that of the models, or the average is unknown.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class Ensemble(PreTrainedModel, GenerationMixin):
         fields: dict[str, Any] = {
             "hidden_size": sum(self.widths),
             "vocab_size": _tokens_of(first)["target vocabulary"],  # older beam searches read it
-            "num_hidden_layers": 0,  # of the cache that `generate` makes
+            "num_hidden_layers": 0,  # for the cache that `generate` makes, which is not used
             "max_encoder_position_embeddings": _shortest(models, "source"),
             "max_decoder_position_embeddings": _shortest(models, "target"),
             "pad_token_id": first.config.pad_token_id,
@@ -121,7 +123,7 @@ class Ensemble(PreTrainedModel, GenerationMixin):
             attention_mask: int64 [B, S], 0 for padding of the source.
             decoder_input_ids: int64 [B, T].
             decoder_attention_mask: int64 [B, T], 0 for padding of the target.
-            encoder_outputs: of `get_encoder()`: [B, S, W].
+            encoder_outputs: output of `get_encoder()`: [B, S, W].
             past_key_values: the `EnsembleCache` of an earlier call, for the previous tokens.
             use_cache: whether to return `past_key_values`.
             return_dict: ignored; `generate` sets it.
@@ -178,7 +180,7 @@ class Ensemble(PreTrainedModel, GenerationMixin):
         return self._search(GenerationMixin._beam_search, *args, **kwargs)
 
     def _search(self, library_search: Callable, *args: Any, **kwargs: Any) -> Any:
-        """Search by the kernel of searches, if it is in use and all members are models that it searches."""
+        """Search with the search kernel if it is in use and supports all members, else with the library."""
         ours = VaswaniForConditionalGeneration
         if library_search.__name__ in vars(ours) and all(isinstance(each, ours) for each in self.members):
             from vaswani.kernels.ensemble_search import search_together  # here: a kernel may be unavailable
@@ -187,15 +189,15 @@ class Ensemble(PreTrainedModel, GenerationMixin):
         return library_search(self, *args, **kwargs)
 
     def get_encoder(self, modality: str | None = None) -> EnsembleEncoder:
-        """Return the encoders of all members as one."""
+        """Return the encoders of all members as one module."""
         return EnsembleEncoder([member.get_encoder() for member in self.members])
 
     def get_input_embeddings(self) -> nn.Module:
-        """Return those of the first member, with a row for each source token."""
+        """Return the input embeddings of the first member, with a row for each source token."""
         return self.members[0].get_input_embeddings()
 
     def get_output_embeddings(self) -> nn.Module:
-        """Return those of the first member, with a row for each target token."""
+        """Return the output embeddings of the first member, with a row for each target token."""
         return self.members[0].get_output_embeddings()
 
 
@@ -215,7 +217,7 @@ def check_averaging(models: int, weights: Sequence[float] | None, average: str) 
 
 
 def _tokens_of(model: PreTrainedModel) -> dict[str, Any]:
-    """Return what the members of an ensemble must have in common."""
+    """Return the vocabulary sizes and special tokens that the members of an ensemble must share."""
     embeddings: tuple[Any, ...] = (model.get_input_embeddings(), model.get_output_embeddings())
     return {
         "source vocabulary": len(embeddings[0].weight),
@@ -227,7 +229,7 @@ def _tokens_of(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def _shortest(models: Sequence[PreTrainedModel], side: Side) -> int | None:
-    """The length for which all models have positions; None for any."""
+    """Return the maximum length that all models have positions for; None if there is no limit."""
     limits = (position_limit(model, side) for model in models)
     return min((limit for limit in limits if limit is not None), default=None)
 

@@ -35,17 +35,17 @@ def translate_lines(
     Args:
         translator: the model with its options.
         lines: UTF-8 text, whose invalid bytes become U+FFFD; or the texts of an input (see `open_texts`).
-        write: receives each line in input order. Of a line, the text of the best hypothesis or, with
-            `n_best`, a JSON object with the `source`, its `hypotheses` (as in `Translation`) and, where they
-            apply, `problem` and `source_cut_off`. Of a row of a table, the row with `output_field` or, with
-            `n_best`, with these fields.
-        n_best: hypotheses of each text in JSON; None means the text of the best one.
-        buffer_size: texts read ahead; fewer at the beginning.
+        write: receives each output line, in input order. For a line, this is the text of the best hypothesis
+            or, with `n_best`, a JSON object with the `source`, its `hypotheses` (as in `Translation`) and, if
+            they apply, `problem` and `source_cut_off`. For a row of a table, it is the row with
+            `output_field` or, with `n_best`, with these fields except `source`.
+        n_best: number of hypotheses of each text, written as JSON; None writes only the best text.
+        buffer_size: number of texts to read ahead; smaller at the beginning.
         warn: is called with a message for each text that cannot be translated.
         progress: is called with the number of texts of each finished batch.
-        output_field: of the translation of a row.
-        prefix: all translations begin with it; empty for none.
-        columns: what a table has beside the texts, "prefix" or "required" (see `Line`).
+        output_field: field of the translation in a row.
+        prefix: text that all translations begin with; empty for none.
+        columns: the columns of a table besides the texts: "prefix" or "required" (see `Line`).
 
     Raises:
         UserError: `n_best` or `buffer_size` is out of range, a line is too long, or a row is unreadable.
@@ -85,15 +85,15 @@ def stream_lines(
     """Translate one line after the other, and write each word as soon as it is found.
 
     Args:
-        translator: with greedy search or sampling.
-        texts: lines.
+        translator: a translator with greedy search or sampling.
+        texts: the texts of the input, which must be lines.
         write: receives the pieces of each translation (see `Translator.stream`) and then a line feed.
         warn: is called with a message for each line that cannot be translated.
-        prefix: all translations begin with it; empty for none.
+        prefix: text that all translations begin with; empty for none.
 
     Raises:
-        UserError: the translator cannot stream, no translation can begin with the prefix, or the texts are of
-            a table.
+        UserError: the translator cannot stream, no translation can begin with the prefix, or the input is a
+            table.
     """
     if not isinstance(texts, TextLines):
         raise UserError("stream writes lines of text, and the input is a table; leave it out")

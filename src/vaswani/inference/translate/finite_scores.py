@@ -17,13 +17,13 @@ class FiniteScores(LogitsProcessor):
     would make a GPU wait. Minus infinity is valid: the score of excluded tokens.
 
     Args:
-        num_beams: of the search. Beam search passes log-probabilities, which are all NaN if a row of logits
-            holds NaN or infinity, so that one token of each row suffices.
+        num_beams: number of beams of the search. Beam search passes log-probabilities. If a row of logits
+            holds NaN or infinity, all its log-probabilities are NaN, so checking one token per row suffices.
     """
 
     def __init__(self, num_beams: int = 1) -> None:
         self._are_log_probs = num_beams > 1
-        self.takes_best_tokens = self._are_log_probs  # so that our beam search computes no others
+        self.takes_best_tokens = self._are_log_probs  # then our beam search computes only the best tokens
         self._checked: list[torch.Tensor] = []  # one score of each row and step
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:

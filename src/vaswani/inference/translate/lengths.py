@@ -1,4 +1,4 @@
-"""How long a translation may be, and how long it must be."""
+"""Maximum and minimum lengths of translations."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _ROUNDING = 1e-9  # 1.1 · 10 is 11 tokens, not 12
 
 @dataclass(frozen=True, kw_only=True)
 class TargetLengths:
-    """The limits of a translation's length; tokens of both sides count with their end token.
+    """Length limits of translations, in tokens. Lengths of both sides include the end token.
 
-    A translation has at most 50 tokens more than its source (Vaswani et al., 2017, section 6.1) or as many as
-    a minimum asks for. With `max_length_ratio` it has at most so many times the tokens of the source instead,
-    also where a minimum is more. It has at most `max_length` tokens.
+    A translation has at most 50 tokens more than its source (Vaswani et al., 2017, section 6.1), or the
+    minimum if that is more. With `max_length_ratio`, the maximum is this ratio times the length of the source
+    instead, even if a minimum is more. A translation never has more than `max_length` tokens.
 
     Args:
-        max_length: most tokens.
-        min_length: least tokens.
-        max_length_ratio: most tokens for each token of the source.
-        min_length_ratio: least tokens for each token of the source.
+        max_length: maximum tokens.
+        min_length: minimum tokens.
+        max_length_ratio: maximum tokens per source token.
+        min_length_ratio: minimum tokens per source token.
 
     Raises:
         UserError: a limit is out of range, or a minimum exceeds its maximum.
@@ -50,18 +50,18 @@ class TargetLengths:
                 )
 
     def most(self, source_length: int) -> int:
-        """Return the most tokens of a translation for a source of this length, at least 1."""
+        """Return the maximum tokens of a translation for a source of this length, at least 1."""
         most = max(source_length + EXTRA_LENGTH, self._asked(source_length))
         if self.max_length_ratio is not None:
             most = math.floor(self.max_length_ratio * source_length + _ROUNDING)
         return max(min(most, self.max_length), 1)
 
     def least(self, source_length: int) -> int:
-        """Return the least tokens of a translation for a source of this length; 0 if there is no minimum."""
+        """Return the minimum tokens of a translation for a source of this length; 0 without a minimum."""
         return min(self._asked(source_length), self.most(source_length))
 
     def _asked(self, source_length: int) -> int:
-        """Return the greater of both minimums for a source of this length."""
+        """Return the larger of the two minimums for a source of this length."""
         least = self.min_length or 0
         if self.min_length_ratio is not None:
             least = max(least, math.ceil(self.min_length_ratio * source_length - _ROUNDING))

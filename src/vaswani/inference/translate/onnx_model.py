@@ -1,6 +1,6 @@
-"""An encoder-decoder that ONNX Runtime computes, from a folder of `vaswani export --to onnx`.
+"""An encoder-decoder computed by ONNX Runtime, loaded from a folder of `vaswani export --to onnx`.
 
-The search is that of transformers' `generate`, so that all options of decoding work as with PyTorch:
+The search is transformers' `generate`, so all decoding options work as with PyTorch:
 
     model = load_onnx("runs/dates_onnx")
     Translator(model, *load_tokenizers(Path("runs/dates_onnx")))
@@ -32,12 +32,12 @@ def load_onnx(folder: str | Path, threads: int | None = None) -> OnnxEncoderDeco
     """Load an encoder-decoder that was exported to ONNX, without its tokenizers.
 
     Args:
-        folder: of `vaswani export --to onnx`.
-        threads: that compute a product; None: as many as PyTorch uses.
+        folder: folder that `vaswani export --to onnx` has written.
+        threads: number of threads of an operation; None means as many as PyTorch uses.
 
     Raises:
-        UserError: ONNX Runtime is not installed, the folder holds no such model, or a file of it is missing
-            or damaged.
+        UserError: ONNX Runtime is not installed, the folder holds no such model, or a file of the model is
+            missing or damaged.
     """
     threads = torch.get_num_threads() if threads is None else threads
     check_positive(threads=threads)
@@ -62,7 +62,7 @@ def load_onnx(folder: str | Path, threads: int | None = None) -> OnnxEncoderDeco
 
 
 def _session(path: Path, threads: int) -> Any:
-    """Return what runs a file.
+    """Return the ONNX Runtime session of a file.
 
     Raises:
         UserError: ONNX Runtime is not installed, or cannot read the file.
@@ -95,16 +95,16 @@ class OnnxCache:
     """The keys and values of all layers.
 
     Args:
-        states: by their names in the files, such as `0.decoder.key`: of self-attention [B, H, P, D], of
-            attention to the source (`encoder`) [B, H, S, D].
+        states: keys and values by their names in the files, such as `0.decoder.key`: those of self-attention
+            (`decoder`) are [B, H, P, D], those of cross-attention (`encoder`) [B, H, S, D].
     """
 
     states: dict[str, torch.Tensor]
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Let row r continue row `beam_idx[r]`, another beam of the same source: int64 [B]."""
+        """Make row r continue row `beam_idx[r]`, another beam of the same source: int64 [B]."""
         for name, states in self.states.items():
-            if ".decoder." in name:  # the source's are the same for all of its beams
+            if ".decoder." in name:  # cross-attention is the same for all beams of a source
                 self.states[name] = states.index_select(0, beam_idx)
 
 
@@ -132,9 +132,9 @@ class OnnxEncoderDecoder(PreTrainedModel, GenerationMixin):
     """An encoder-decoder computed by ONNX Runtime on the CPU, for `generate` and `Translator`.
 
     Args:
-        config: of the exported model.
-        generation_config: likewise.
-        sessions: of the encoder, of the decoder, and of the decoder that takes a cache.
+        config: configuration of the exported model.
+        generation_config: generation configuration of the exported model.
+        sessions: sessions of the encoder, of the decoder, and of the decoder that takes a cache.
     """
 
     config: VaswaniConfig
@@ -154,7 +154,7 @@ class OnnxEncoderDecoder(PreTrainedModel, GenerationMixin):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of states and logits: float32, whatever the weights have."""
+        """The dtype of states and logits: float32, whatever the dtype of the weights."""
         return torch.float32
 
     @takes_cache
@@ -175,8 +175,8 @@ class OnnxEncoderDecoder(PreTrainedModel, GenerationMixin):
             input_ids: int64 [B, S], unless `encoder_outputs` is given.
             attention_mask: int64 [B, S], 0 for padding of the source.
             decoder_input_ids: int64 [B, T].
-            decoder_attention_mask: int64 [B, P + T] of 1; the exported decoder sees all of its tokens.
-            encoder_outputs: of `get_encoder()`: [B, S, d_model].
+            decoder_attention_mask: int64 [B, P + T], all 1; the exported decoder does not mask target tokens.
+            encoder_outputs: output of `get_encoder()`: [B, S, d_model].
             past_key_values: the `OnnxCache` of an earlier call, for the previous tokens.
             use_cache: whether to return `past_key_values`.
             return_dict: ignored; `generate` sets it.
@@ -211,16 +211,16 @@ class OnnxEncoderDecoder(PreTrainedModel, GenerationMixin):
         return self.encoder
 
     def get_input_embeddings(self) -> nn.Module:
-        """Return a module with a row for each source token, without numbers."""
+        """Return embeddings with a row for each source token, without data (on the meta device)."""
         return nn.Embedding(self.config.vocab_size, self.config.d_model, device="meta")
 
     def get_output_embeddings(self) -> nn.Module:
-        """Return a module with a row for each target token, without numbers."""
+        """Return embeddings with a row for each target token, without data (on the meta device)."""
         return nn.Embedding(self.target_vocab_size, self.config.d_model, device="meta")
 
 
 def _checked_target(ids: torch.Tensor | None, states: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Return tokens [B, T] for sources [B, S, d_model]; raise a ValueError if they are none."""
+    """Return target tokens [B, T]; raise a ValueError unless they fit the sources [B, S, d_model]."""
     if ids is None:
         raise ValueError("decoder_input_ids are missing: give the target's tokens.")
     if len(ids) != len(states):
@@ -233,7 +233,7 @@ def _checked_target(ids: torch.Tensor | None, states: torch.Tensor, vocab_size: 
 
 
 def _check_ids(name: str, ids: torch.Tensor, vocab_size: int) -> None:
-    """Raise a ValueError for an id outside the vocabulary; ONNX counts negative ones from the end."""
+    """Raise a ValueError for an id outside the vocabulary; ONNX would count negative ids from the end."""
     low, high = (int(bound) for bound in ids.aminmax())
     if low < 0 or high >= vocab_size:
         raise ValueError(
@@ -243,7 +243,7 @@ def _check_ids(name: str, ids: torch.Tensor, vocab_size: int) -> None:
 
 
 def _run(session: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the outputs of a file by name. Neither they nor the inputs are copied here."""
+    """Run a session and return its outputs by name. Outputs and contiguous inputs are not copied."""
     names = [output.name for output in session.get_outputs()]
     outputs = session.run(names, {name: tensor.contiguous().numpy() for name, tensor in inputs.items()})
     return {name: torch.from_numpy(output) for name, output in zip(names, outputs, strict=True)}

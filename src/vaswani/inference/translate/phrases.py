@@ -1,6 +1,6 @@
-"""Phrases that translations must not or must contain: from texts to tokens, and back to check.
+"""Banned and required phrases of translations: convert them to tokens, and find them in outputs.
 
-A phrase is a part of the text, of a word too: "art" is in "party". Upper and lower case differ.
+A phrase may be part of a word: "art" is in "party". Upper and lower case differ.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from vaswani.inference.batches import listed
 from vaswani.inference.required_phrases import Phrase
 
 _PROBE = "a"  # a text before a phrase
-_MARK = "("  # a text before a phrase that no space precedes; tokens do not reach over it
+_MARK = "("  # a text before a phrase without a space; no token contains both the mark and the phrase
 _BEGINS_WITHOUT_SPACE = regex.compile(f"[{HAN}{KANA}{SOUTHEAST}]")
 _Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Line:
-    """A sentence, with what its translation must hold.
+    """A sentence with the prefix and the phrases that its translation must have.
 
     Args:
         sentence: the source.
-        prefix: the translation begins with it; empty for none.
+        prefix: text that the translation begins with; empty for none.
         required: phrases that the translation contains.
     """
 
@@ -44,10 +44,10 @@ class Line:
 def check_phrases(
     banned: Sequence[str] | None, required: Sequence[str] | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return phrases, each once.
+    """Check banned and required phrases, and return both without duplicates.
 
     Raises:
-        UserError: a phrase is empty or has white space at an end, or a required one contains a banned one.
+        UserError: a phrase is empty or has white space at an end, or a required phrase contains a banned one.
     """
     given = {
         "banned_phrases": listed("banned_phrases", banned or ()),
@@ -62,7 +62,7 @@ def check_phrases(
 
 
 def check_prefix(prefix: str, banned: Sequence[str]) -> None:
-    """Raise a UserError if no translation can begin with a text, whatever the vocabulary."""
+    """Raise a UserError if no translation can begin with a text, with any vocabulary."""
     _check_edges(prefix, "prefix")
     _check_not_banned(prefix, banned, "prefix")
 
@@ -81,9 +81,9 @@ def _check_not_banned(text: str, banned: Sequence[str], name: str) -> None:
 
 
 def banned_spellings(codec: TextCodec, banned: Sequence[str]) -> tuple[_Tokens, ...]:
-    """Return tokens that write a banned phrase: its usual spellings, and each token that contains it.
+    """Return token sequences that write banned phrases: usual spellings, and each token that contains one.
 
-    There may be others, which `written_by` finds in a text.
+    Other spellings are possible; `written_by` finds them in an output.
     """
     if not banned:
         return ()
@@ -100,12 +100,12 @@ def banned_spellings(codec: TextCodec, banned: Sequence[str]) -> tuple[_Tokens, 
 
 
 def written_by(codec: TextCodec, token_ids: Sequence[int], phrase: str) -> _Tokens | None:
-    """Return the shortest run of tokens, the first of them in an output, that writes a phrase; None without.
+    """Return the shortest run of tokens that writes the first occurrence of a phrase; None without one.
 
     Args:
-        codec: of the targets.
-        token_ids: of the output.
-        phrase: a text.
+        codec: the codec of the targets.
+        token_ids: the tokens of an output.
+        phrase: the text to find.
     """
     ends = range(1, len(token_ids) + 1)
     beginnings = codec.decode([list(token_ids[:end]) for end in ends])
@@ -119,12 +119,12 @@ def written_by(codec: TextCodec, token_ids: Sequence[int], phrase: str) -> _Toke
 
 
 def required_phrase(codec: TextCodec, phrase: str) -> Phrase:
-    """Return how a required phrase is written at the beginning of a text and, last, after other words.
+    """Return a required phrase with its spellings: first at the beginning of a text, last after other words.
 
-    In scripts without spaces, tokens may reach over its edges, so that it is looked for in the text too.
+    In scripts without spaces, a token may span an edge of the phrase, so the decoded text is searched too.
 
     Raises:
-        UserError: the target vocabulary cannot write it.
+        UserError: the target vocabulary cannot write the phrase.
     """
     beginning, *others = _spellings(codec, phrase)
     _check_written(codec, beginning, phrase, "required_phrases")
@@ -149,8 +149,8 @@ def prefix_tokens(codec: TextCodec, prefix: str, banned: Sequence[str]) -> _Toke
     """Return the tokens of a text that begins a translation.
 
     Raises:
-        UserError: no translation can begin with it (see `check_prefix`), or the target vocabulary cannot
-            write it.
+        UserError: no translation can begin with the text (see `check_prefix`), or the target vocabulary
+            cannot write it.
     """
     check_prefix(prefix, banned)
     (tokens,) = codec.token_ids([prefix], add_special_tokens=False)
@@ -159,13 +159,13 @@ def prefix_tokens(codec: TextCodec, prefix: str, banned: Sequence[str]) -> _Toke
 
 
 def _check_written(codec: TextCodec, tokens: _Tokens, text: str, name: str) -> None:
-    """Raise a UserError unless tokens write a text."""
+    """Raise a UserError unless tokens decode to a text."""
     written = codec.decode([list(tokens)])[0].strip()
     if codec.unknown_id() in tokens or written != text:
         raise UserError(f"{name}: the target vocabulary writes {text!r} as {written!r}; choose other words")
 
 
 def _spellings(codec: TextCodec, phrase: str) -> list[_Tokens]:
-    """Return the tokens of a phrase, and of a phrase after a space where these differ."""
+    """Return the tokens of a phrase and, if they differ, those of the phrase after a space."""
     encoded = codec.token_ids([phrase, f" {phrase}"], add_special_tokens=False)
     return list(dict.fromkeys(map(tuple, encoded)))

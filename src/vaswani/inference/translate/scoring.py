@@ -1,4 +1,4 @@
-"""Log-probabilities of given translations, by one parallel pass with the target tokens as input.
+"""Log-probabilities of given translations, from one parallel pass with the target tokens as input.
 
 S sources · R rows, each a target of a source · L source length · T target length · V target vocabulary
 """
@@ -29,11 +29,11 @@ def token_log_probs(
         input_ids: int64 [S, L].
         attention_mask: int64 [S, L], 0 for padding of the source.
         sequences: int64 [R, 1 + T]: start token and target.
-        lengths: int64 [R], the tokens of each target; later tokens do not count.
+        lengths: int64 [R], the number of tokens of each target; later tokens are ignored.
         source_of_row: int64 [R], the source of each target.
 
     Returns:
-        float32 [R, T]; 0 for tokens that do not count.
+        float32 [R, T]; 0 for ignored tokens.
     """
     states = model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
     vocab_size = model.get_output_embeddings().weight.shape[0]
@@ -82,7 +82,7 @@ def log_probs_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def rows_at_once(count: int, logits_per_row: int, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Split the numbers of rows so that the logits of each part fit into memory; a row is never split."""
+    """Split row numbers into parts whose logits fit into memory; a row is never split."""
     return torch.arange(count, device=device).split(most_rows(logits_per_row))
 
 

@@ -1,4 +1,4 @@
-"""The tokens of a running `generate`, one by one, in the thread that asks for them."""
+"""Yield the tokens of a running `generate` one by one, in the caller's thread."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class TokenStream(BaseStreamer, StoppingCriteria):
         for token in stream.tokens_of(lambda: model.generate(input_ids, streamer=stream, num_beams=1)):
             print(token)
 
-    It is a streamer of `generate`, for one row, and also a stopping criterion that ends a search whose tokens
-    nobody asks for any more.
+    It is a streamer for a `generate` of one row, and also a stopping criterion, which ends the search when
+    the caller stops reading tokens.
     """
 
     def __init__(self) -> None:
@@ -35,10 +35,10 @@ class TokenStream(BaseStreamer, StoppingCriteria):
         self._has_prompt = True
 
     def end(self) -> None:
-        """The search tells its end by returning."""
+        """Do nothing: a search has ended when it returns."""
 
     def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
-        """Whether to stop: bool [rows]."""
+        """Return whether to stop: bool [rows]."""
         return torch.full((len(input_ids),), self._is_abandoned.is_set(), device=input_ids.device)  # type: ignore[return-value]
 
     def tokens_of(self, search: Callable[[], object]) -> Iterator[int]:
@@ -57,7 +57,7 @@ class TokenStream(BaseStreamer, StoppingCriteria):
     def _run(self, search: Callable[[], object]) -> None:
         try:
             search()
-        except BaseException as error:  # which the other thread raises
+        except BaseException as error:  # raised in the caller's thread
             self._queue.put(error)
         finally:
             self._queue.put(None)

@@ -35,13 +35,13 @@ from vaswani.unwritten_padding import unwritten_padding
 
 @dataclass(frozen=True)
 class _Found:
-    """What a search found.
+    """The hypotheses that a search found.
 
     Args:
         inputs: `input_ids` and `attention_mask` of the sources, int64 [S, L].
         sequences: int64 [S·K, 1 + T], with the start token; the K hypotheses of a source are adjacent.
-        lengths: of the hypotheses, with the end token: int64 [S·K].
-        complete: whether they have one: bool [S·K].
+        lengths: lengths of the hypotheses, with the end token: int64 [S·K].
+        complete: whether the hypotheses have an end token: bool [S·K].
     """
 
     inputs: dict[str, torch.Tensor]
@@ -50,7 +50,7 @@ class _Found:
     complete: torch.Tensor
 
 
-# Fields of a `generation_config` that choose another search or end it otherwise, and their neutral values.
+# Fields of a `generation_config` that select another search or stopping rule, with their neutral values.
 _OTHER_SEARCHES = {
     "num_beam_groups": 1,
     "guidance_scale": 1.0,
@@ -63,7 +63,7 @@ class TorchEngine(Engine):
     """An encoder-decoder that can `generate`.
 
     Args:
-        model: is put into evaluation mode.
+        model: the encoder-decoder; it is put into evaluation mode.
     """
 
     name = "torch"
@@ -77,11 +77,11 @@ class TorchEngine(Engine):
 
     @property
     def generation_config(self) -> Any:  # type: ignore[override]
-        """Of the model."""
+        """The generation configuration of the model."""
         return self.model.generation_config
 
     def check(self, options: SearchOptions, start_options: dict[str, int]) -> None:
-        """See `Engine.check`; also that the model returns the weights of its attention where needed."""
+        """See `Engine.check`; also check the generation_config, and that needed attention is returned."""
         super().check(options, start_options)
         for name, neutral in _OTHER_SEARCHES.items():
             if (value := getattr(self.generation_config, name, None)) not in (None, neutral, []):
@@ -109,11 +109,11 @@ class TorchEngine(Engine):
     ) -> list[list[Output]]:
         """See `Engine.search`."""
         demands = demands or [Demands()] * len(sources)
-        copies = 1 if options.sampling is None else n_best  # a sample is the result of a row of its own
+        copies = 1 if options.sampling is None else n_best  # each sample has its own row
         sources, limits, demands = ([*_repeated(rows, copies)] for rows in (sources, limits, demands))
         ranks = options.coverage_penalty > 0 or any(demand.required for demand in demands)
-        chooses = ranks or any(demand.prefix for demand in demands)  # from all that was found
-        returned = options.num_beams if chooses else n_best // copies  # of each row
+        chooses = ranks or any(demand.prefix for demand in demands)  # from all hypotheses of the search
+        returned = options.num_beams if chooses else n_best // copies  # hypotheses of each row
         inputs, most = self._inputs(sources), torch.tensor(limits, device=self.model.device)
         prompt_length = self._prompt_length(start_options)
         sequences = self._generate(
@@ -142,26 +142,25 @@ class TorchEngine(Engine):
         stream = TokenStream()
         inputs = self._inputs([source])
 
-        @torch.inference_mode()  # which is of a thread
+        @torch.inference_mode()  # applies to the current thread only
         def search() -> None:
             self._generate(inputs, [limit], options, start_options, [demands], stream=stream)
 
         given = self.generation_config.eos_token_id
         ends = given if isinstance(given, list) else [given]
         is_open = True
-        for place, token in enumerate(
-            stream.tokens_of(search), start=1
-        ):  # to its end, which checks the scores
+        # Read the stream to its end, because the scores are checked there.
+        for place, token in enumerate(stream.tokens_of(search), start=1):
             if is_open:
                 yield token
             is_open = is_open and place < limit and token not in ends
 
     def ranks_by_score(self, options: SearchOptions) -> bool:
-        """See `Engine.ranks_by_score`; not where banned tokens have no part in what the search ranks by."""
+        """See `Engine.ranks_by_score`; also false if the search normalizes scores without banned tokens."""
         return super().ranks_by_score(options) and not self._renormalizes(options)
 
     def _renormalizes(self, options: SearchOptions) -> bool:
-        """Whether the search normalizes scores again, after what is banned has lost its part."""
+        """Return whether the search normalizes scores again after banned tokens are excluded."""
         return options.num_beams > 1 and unwritten_padding(self.model) is not None
 
     def _generate(
@@ -191,7 +190,7 @@ class TorchEngine(Engine):
             max_new_tokens=None,
             max_length=1 + max(limits),
             return_dict_in_generate=False,
-            forced_eos_token_id=None,  # some configurations force it at the end of the batch's longest
+            forced_eos_token_id=None,  # some configurations force it at the batch's maximum length
             stopping_criteria=StoppingCriteriaList([*criteria, *given.values()]),
             logits_processor=LogitsProcessorList(processors),
             **given,
@@ -202,7 +201,7 @@ class TorchEngine(Engine):
         return sequences
 
     def _prompt_length(self, start_options: dict[str, int]) -> int:
-        """Return how many tokens come before the first that a search chooses."""
+        """Return the number of tokens before the first token that a search chooses."""
         of_model = self.generation_config.forced_bos_token_id
         return 1 if start_options.get("forced_bos_token_id", of_model) is None else 2
 
@@ -234,7 +233,7 @@ class TorchEngine(Engine):
     def _processors(
         self, demands: list[Demands], limits: list[int], prompt_length: int
     ) -> list[LogitsProcessor]:
-        """Return what makes the hypotheses of each source meet its demands."""
+        """Return the logits processors that make the hypotheses of each source meet its demands."""
         processors: list[LogitsProcessor] = []
         ends = self.generation_config.eos_token_id
         if any(demand.min_length for demand in demands):
@@ -249,7 +248,7 @@ class TorchEngine(Engine):
         return processors
 
     def _options_of_generate(self, options: SearchOptions) -> dict[str, Any]:
-        """Translate the options to those of `generate`."""
+        """Return the options of `generate` for a search."""
         given: dict[str, Any] = {"num_beams": options.num_beams}
         if options.num_beams > 1:
             given |= {"length_penalty": options.length_penalty, "early_stopping": False}
@@ -274,7 +273,7 @@ class TorchEngine(Engine):
     def _endings(self, tokens: torch.Tensor, limits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the length of each hypothesis, with its end token, and whether it has one: both [S·K].
 
-        `generate` may pad with the end token, so that only one within the limit counts.
+        `generate` may pad with the end token, so only an end token within the limit counts.
         """
         end_token_ids = torch.tensor(self.model.generation_config.eos_token_id, device=tokens.device)
         within_limit = torch.arange(tokens.shape[1], device=tokens.device) < limits[:, None]
@@ -284,9 +283,9 @@ class TorchEngine(Engine):
 
 
 def _attention_of(token: Any, found: _Found, weights: torch.Tensor, source_mask: torch.Tensor) -> list[Any]:
-    """Return the weights of each occurrence of a token, or of all, without padding of the source.
+    """Return the weights of each occurrence of a token, or of all tokens, without padding of the source.
 
-    The weights of all tokens are [S·K, T, L].
+    `weights` is [S·K, T, L].
     """
     if token is None:
         return [()] * len(found.sequences)
@@ -300,14 +299,14 @@ def _attention_of(token: Any, found: _Found, weights: torch.Tensor, source_mask:
 
 
 def _repeated(rows: Sequence[Any], times: int) -> Iterator[Any]:
-    """Yield each row so many times."""
+    """Yield each row `times` times."""
     return chain.from_iterable(repeat(row, times) for row in rows)
 
 
 def _best(outputs: list[Output], demand: Demands, options: SearchOptions, prompt_length: int) -> list[Output]:
     """Return the hypotheses of one source that meet its demands, best first, each once.
 
-    Where forced tokens leave fewer hypotheses than beams, a search fills up with copies and beginnings.
+    If forced tokens leave fewer hypotheses than beams, a search also returns copies and incomplete ones.
     """
     if demand.prefix or demand.required:
         unique = {tuple(output.token_ids): output for output in reversed(outputs)}
@@ -318,7 +317,7 @@ def _best(outputs: list[Output], demand: Demands, options: SearchOptions, prompt
 
 
 def _meets(output: Output, demand: Demands, prompt_length: int) -> bool:
-    """Return whether a hypothesis has its prefix and its phrases."""
+    """Return whether a hypothesis has the demanded prefix and phrases."""
     tokens = output.token_ids[prompt_length - 1 :]
     begins = tuple(tokens[: len(demand.prefix)]) == demand.prefix
     return begins and not missing_phrases(tokens, demand.required)

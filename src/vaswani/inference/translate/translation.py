@@ -5,7 +5,7 @@ Beam search ranks hypotheses by log P(Y|X) / lp(Y) with GNMT's length penalty lp
 search of a sentence ends when it has as many finished hypotheses as beams, and no other hypothesis scores
 above the worst of them at its current length (transformers' `early_stopping=False`).
 
-With `temperature`, translations are drawn from the model instead, and n-best lists are of independent draws.
+With `temperature`, translations are sampled from the model instead; n-best lists hold independent samples.
 
 A translation does not depend on the batch. (Padding changes the last bits of sums, so scores agree to
 rounding, and hypotheses with scores that differ by rounding may swap.)
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _MISSING: Any = object()
-_MOST_SPELLINGS = 200  # of banned phrases that the search of a sentence finds and is then kept from
+_MOST_SPELLINGS = 200  # of banned phrases, found in outputs of a sentence and then suppressed
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Hypothesis:
         complete: whether it ends with `</s>`, and not at the length limit.
         score: ranks hypotheses: `log_prob` / lp(Y); None without scores.
         log_prob: log P(Y|X), the sum of the natural log-probabilities of the tokens and `</s>`; or None.
-        alignment: pairs of a source word and a word of the translation, which count from 0; None without
-            alignments, or where they are not known (see `word_alignment`).
+        alignment: pairs of a source word and a word of the translation, both counted from 0; None without
+            `alignments`, or if the words are not known (see `word_alignment`).
     """
 
     text: str
@@ -82,8 +82,8 @@ class Translation:
 
     Args:
         source: the sentence.
-        hypotheses: best first; none for an empty sentence or one with a problem.
-        problem: why the sentence could not be translated.
+        hypotheses: hypotheses, best first; empty for an empty sentence or one with a problem.
+        problem: why the sentence could not be translated; None if it could.
         source_cut_off: whether the sentence was truncated.
     """
 
@@ -99,7 +99,7 @@ class Translation:
 
     @property
     def cut_off(self) -> bool:
-        """Whether the best hypothesis ends at the limit of its length."""
+        """Whether the best hypothesis ends at the length limit."""
         return any(not best.complete for best in self.hypotheses[:1])
 
 
@@ -110,26 +110,26 @@ class Translator:
         translator(["mercredi 27 janvier 1999"])  # ["1999-01-27"]
 
     Args:
-        model: an encoder-decoder that can `generate`, which is put into evaluation mode; or an engine.
+        model: an encoder-decoder that can `generate` (it is put into evaluation mode), or an engine.
         source_tokenizer: encodes the source, with the end token that the model was trained with.
         target_tokenizer: decodes the translation; None means the source tokenizer.
-        max_source_length: maximum tokens of a source, including the end token. `"auto"` is 1,024, or the
+        max_source_length: maximum tokens of a source, including the end token. `"auto"` means 1,024, or the
             length in training if that is more. None means the number of the model's positions.
         too_long: `"cut"` truncates a longer source, `"skip"` returns an empty translation with the problem.
             None means `"cut"` if `max_source_length` is a number, else `"skip"`.
         max_tokens_per_batch: maximum tokens of a batch, with padding and the tokens that may be generated. A
-            longer sentence is a batch by itself.
-        source_language: of a multilingual model, as its tokenizer names it (see `for_languages`). None means
-            the one that is saved with the tokenizer.
-        target_language: likewise.
-        source_prefix: comes before each sentence, as T5's "translate English to German: "; empty for none.
-            None means the one that is saved with the tokenizer.
-        replace_unknown: put words of the source in the place of unknown tokens (see `UnknownWords`).
-        alignments: tell which words of the source each hypothesis comes from.
-        banned_phrases: texts that no translation contains, not as a part of a word either.
+            longer sentence forms its own batch.
+        source_language: source language of a multilingual model, as its tokenizer names it (see
+            `for_languages`). None means the language saved with the tokenizer.
+        target_language: target language, in the same form.
+        source_prefix: text before each sentence, such as T5's "translate English to German: "; empty for
+            none. None means the prefix saved with the tokenizer.
+        replace_unknown: replace unknown tokens by words of the source (see `UnknownWords`).
+        alignments: align the words of each hypothesis to the words of the source.
+        banned_phrases: texts that no translation contains, not even as part of a word.
         required_phrases: texts that every translation contains (see `RequiredPhrases`).
-        options: of the lengths of translations (see `TargetLengths`) and of the search or sampling (see
-            `SearchOptions`).
+        options: options for the lengths of translations (see `TargetLengths`) and for the search or sampling
+            (see `SearchOptions`).
 
     Raises:
         UserError: an option is out of range or contradicts another, the engine does not support it, the
@@ -219,26 +219,28 @@ class Translator:
         allow_mismatch: bool = False,
         **options: Any,
     ) -> Self:
-        """Load a model with its tokenizers, or several that predict together.
+        """Load a model with its tokenizers, or several models that predict together.
 
         Args:
-            name: a folder, or a name on the Hub, of an encoder-decoder of transformers or vaswani; for other
-                engines than torch, of what `vaswani export` or the engine's own converter wrote. Of a list
-                the models form an `Ensemble` with the tokenizers of the first; they have the same tokens.
-            engine: that searches.
-            ensemble_weights: of the models, above 0; None means equal ones.
-            ensemble_average: of their predictions, "probabilities" (the default) or "log_probabilities".
+            name: the folder, or the name on the Hub, of an encoder-decoder of transformers or vaswani; for
+                other engines than torch, of a model that `vaswani export` or the engine's own converter
+                wrote. The models of a list form an `Ensemble` with the tokenizers of the first; they must
+                have the same tokens.
+            engine: the engine that searches.
+            ensemble_weights: weights of the models, above 0; None means equal weights.
+            ensemble_average: how to average their predictions: "probabilities" (the default) or
+                "log_probabilities".
             device: None means a CUDA device if there is one, else the CPU.
             dtype: of the weights; None means as saved. CTranslate2 also has "int8" and other types.
             quantization: `"int8"` quantizes the weights after loading (see `vaswani.inference.quantization`);
                 None leaves them as they are.
             revision: branch, tag or commit on the Hub; None means `main`.
             allow_mismatch: accept tokenizers or weights that seem to belong to another model.
-            options: of the class.
+            options: other arguments of the class.
 
         Raises:
             UserError: an option is out of range; a model cannot be loaded (see `load_checkpoint`); the
-                engine is unknown or not installed; or several models have other tokens.
+                engine is unknown or not installed; or the tokens of the models differ.
         """
         # These raise before a model is loaded.
         _lengths_and_search(options, others=True)
@@ -268,7 +270,7 @@ class Translator:
         return cast(TorchEngine, self.engine).model
 
     def __call__(self, sentences: Iterable[str]) -> list[str]:
-        """Translate sentences in order; an empty one stays empty.
+        """Translate sentences in order; an empty sentence stays empty.
 
         A sentence that is too long gives an empty text with a warning, or is truncated (see `too_long`).
         """
@@ -292,15 +294,15 @@ class Translator:
         """Translate a stream of sentences in order.
 
         Args:
-            sentences: any number; they are read, sorted by length and translated one buffer at a time. Equal
-                ones of a buffer are translated once, unless they are sampled.
-            prefixes: for each sentence, the text that its translation begins with, empty for none. Its tokens
-                count in scores and lengths.
-            required: for each sentence, phrases that its translation contains, beside `required_phrases`.
-            n_best: hypotheses of each; at most `num_beams`. With `temperature`, samples of each, sorted by
-                their scores.
+            sentences: any number of sentences; they are read, sorted by length and translated one buffer at a
+                time. Equal sentences of a buffer are translated once, unless they are sampled.
+            prefixes: for each sentence, the text that its translation begins with, empty for none. Scores and
+                lengths include its tokens.
+            required: for each sentence, phrases that its translation contains, besides `required_phrases`.
+            n_best: number of hypotheses of each sentence, at most `num_beams`. With `temperature`, number of
+                samples of each sentence, sorted by score.
             with_scores: score the hypotheses, which takes another pass over them.
-            buffer_size: sentences read ahead; fewer at the beginning, and if they are very long.
+            buffer_size: number of sentences to read ahead; smaller at the beginning and for very long ones.
             progress: is called with the number of sentences of each finished batch.
 
         Raises:
@@ -326,23 +328,23 @@ class Translator:
     def stream(
         self, sentence: str, *, prefix: str = "", required: Sequence[str] = (), number: int = 0
     ) -> Generator[str, None, bool]:
-        """Yield pieces of the translation of a sentence as they are found; together they are the translation.
+        """Yield the translation of a sentence in pieces, as soon as they are found; join them for the whole.
 
             for piece in translator.stream("mercredi 27 janvier 1999"):
                 print(piece, end="", flush=True)
 
         Args:
-            sentence: an empty one gives no pieces.
-            prefix: the translation begins with it.
-            required: phrases that it contains, beside `required_phrases`.
-            number: place of the sentence among those that are sampled with one seed.
+            sentence: the sentence; an empty one yields no pieces.
+            prefix: text that the translation begins with.
+            required: phrases that the translation contains, besides `required_phrases`.
+            number: number of the sentence among those that are sampled with the same seed.
 
         Returns:
             A generator of pieces, which returns whether the translation ends before the length limit.
 
         Raises:
-            UserError: the search has beams, or options that need the whole translation; the engine finds it
-                at once; or the sentence cannot be translated, for example because it is too long.
+            UserError: the search has beams; an option needs the whole translation; the engine cannot stream;
+                or the sentence cannot be translated, for example because it is too long.
             RunError: during iteration, if the scores are NaN or infinite.
         """
         self.check_stream()
@@ -362,7 +364,7 @@ class Translator:
         return self._pieces(tokens)
 
     def check_stream(self) -> None:
-        """Raise a UserError unless a translation is found from left to right."""
+        """Raise a UserError unless the engine and the options find a translation from left to right."""
         self.engine.check_stream()
         if self.options.num_beams > 1:
             raise UserError(
@@ -386,7 +388,7 @@ class Translator:
         return given if isinstance(given, list) else [given]
 
     def _pieces(self, tokens: Iterator[int]) -> Generator[str, None, bool]:
-        """Yield the words of tokens as soon as they are complete; a later token may still change the last."""
+        """Yield words as soon as they are complete; a later token may still change the last word."""
         found: list[int] = []
         written = ""
         for token in tokens:
@@ -414,11 +416,11 @@ class Translator:
             start += len(buffer)
 
     def _translate_buffer(self, lines: list[Line], start: int, asked: _Asked) -> list[Translation]:
-        """Translate the sentences of a buffer, the first of which is number `start` of all."""
+        """Translate the sentences of a buffer; its first sentence is number `start` of the stream."""
         translations = [Translation(line.sentence) for line in lines]
         for line in lines:
             self.engine.check_texts(prefix=line.prefix, required_phrases=line.required)
-        rows_of = self._equal_rows(lines)  # of the first of equal rows
+        rows_of = self._equal_rows(lines)  # equal rows, by the first of them
         encoded = self._encode(lines, rows_of)
         rows: dict[int, _Row] = {}
         for number, source in encoded.items():
@@ -441,7 +443,7 @@ class Translator:
         return translations
 
     def _equal_rows(self, lines: list[Line]) -> dict[int, list[int]]:
-        """Return the rows of equal lines by the first of them; of samples, each row is by itself."""
+        """Group rows with equal lines by the first of them; with sampling, each row forms its own group."""
         if self.options.sampling is not None:
             return {row: [row] for row in range(len(lines))}
         rows: dict[Line, list[int]] = {}
@@ -450,7 +452,7 @@ class Translator:
         return {same[0]: same for same in rows.values()}
 
     def _encode(self, lines: list[Line], rows: Iterable[int]) -> dict[int, EncodedText]:
-        """Return the sentences of these rows that are not empty, as tokens."""
+        """Return the tokens of the non-empty sentences of these rows."""
         rows = [row for row in rows if lines[row].sentence.strip()]
         return dict(zip(rows, self.sides.encode_sources([lines[row].sentence for row in rows]), strict=True))
 
@@ -459,10 +461,10 @@ class Translator:
         return min(self.lengths.most(source_length), self.max_length)
 
     def _demands(self, line: Line, source: EncodedText, number: int) -> Demands:
-        """Return what the translation of a line must be; `number` is its place.
+        """Return the constraints on the translation of a line; `number` is its number in the stream.
 
         Raises:
-            UserError: there is none, for the reason in the message.
+            UserError: the line cannot be translated; the message says why.
         """
         if source.problem:
             raise UserError(f"it {source.problem}")
@@ -478,7 +480,7 @@ class Translator:
     def _check_room(
         self, required: Sequence[str], prefix_length: int = 0, limit: int | None = None
     ) -> tuple[Phrase, ...]:
-        """Return the tokens of phrases; raise a UserError if they do not fit behind a prefix into a limit."""
+        """Return the spellings of phrases; raise a UserError if prefix and phrases exceed a length limit."""
         for phrase in required:
             if phrase not in self._spellings:
                 self._spellings[phrase] = required_phrase(self._targets, phrase)
@@ -493,7 +495,7 @@ class Translator:
         return phrases
 
     def _count_forced_tokens(self) -> int:
-        """Return how many tokens the model begins each translation with, such as a language."""
+        """Return the number of tokens that the model forces to begin an output, such as a language token."""
         of_model = getattr(self.engine.generation_config, "forced_bos_token_id", None)
         return int(self.start_options.get("forced_bos_token_id", of_model) is not None)
 
@@ -527,7 +529,7 @@ class Translator:
         return [words if any(word is not None for word in words or ()) else None for words in found]
 
     def _written(self, text: str, output: Output, sentence: str, source_words: Words | None) -> _Written:
-        """Return an output with its text, in which unknown words are replaced, and with its alignment."""
+        """Return an output with its text and alignment; replace unknown words in the text."""
         if source_words is None:
             return _Written(text, output)
         if self._unknown_words is not None and output.attention:
@@ -551,9 +553,9 @@ class Translator:
         while spellings := self._banned_spellings(found):
             options = replace(options, suppress_sequences=(*options.suppress_sequences, *spellings))
             added = len(options.suppress_sequences) - len(self.options.suppress_sequences)
-            is_vain = len({*options.suppress_sequences}) < len(options.suppress_sequences)  # it was forced
+            is_vain = len({*options.suppress_sequences}) < len(options.suppress_sequences)  # one was forced
             if is_vain or added > _MOST_SPELLINGS:
-                return Translation(sentence, problem="all that was found has a banned phrase")
+                return Translation(sentence, problem="every translation that was found has a banned phrase")
             (found,) = self._search([row], options, asked)
         required = (*self.required_phrases, *row.line.required)
         kept = [
@@ -561,17 +563,17 @@ class Translator:
             for written in found
             if written.text.startswith(row.line.prefix)
             and all(phrase in written.text for phrase in required)
-            and not any(phrase in written.text for phrase in self.banned_phrases)  # as of a replaced word
+            and not any(phrase in written.text for phrase in self.banned_phrases)  # from replaced words
         ]
         if not kept:
-            problem = "no text that was found has its prefix and required phrases, and none that is banned"
+            problem = "no translation that was found has the prefix and required phrases and no banned phrase"
             return Translation(sentence, problem=problem)
         hypotheses = [self._hypothesis(written) for written in kept]
         is_ranked = self.engine.ranks_by_score(self.options)
         return Translation(sentence, _ranked(hypotheses) if is_ranked else tuple(hypotheses))
 
     def _banned_spellings(self, found: list[_Written]) -> set[tuple[int, ...]]:
-        """Return the tokens by which outputs write banned phrases."""
+        """Return the token sequences that write banned phrases in outputs."""
         written = (
             written_by(self._targets, each.output.token_ids, phrase)
             for each in found
@@ -588,7 +590,7 @@ class Translator:
 
 @dataclass(frozen=True)
 class _Row:
-    """A line with the tokens of its source, and what its translation must be."""
+    """A line with the tokens of its source, and the constraints on its translation."""
 
     line: Line
     token_ids: list[int]
@@ -605,7 +607,7 @@ class _Written(NamedTuple):
 
 @dataclass(frozen=True)
 class _Asked:
-    """What a call of `Translator.translate` asks for."""
+    """Arguments of a call of `Translator.translate`."""
 
     n_best: int
     with_scores: bool
@@ -617,10 +619,10 @@ def _lines(
     prefixes: Iterable[str] | None,
     required: Iterable[Sequence[str]] | None,
 ) -> Iterator[Line]:
-    """Yield the sentences with what is asked of their translations.
+    """Yield the sentences with the prefixes and required phrases of their translations.
 
     Raises:
-        UserError: there are not as many prefixes or lists of phrases as sentences, or they are no texts.
+        UserError: there are more or fewer prefixes or lists of phrases than sentences, or one is not text.
     """
     if isinstance(prefixes, str):
         listed("prefixes", prefixes)
@@ -638,7 +640,7 @@ def _lines(
 
 
 def _lengths_and_search(options: dict[str, Any], others: bool = False) -> tuple[TargetLengths, SearchOptions]:
-    """Return the options of lengths and of the search; `others` may be among them."""
+    """Split options into those of lengths and of the search; with `others`, ignore all other options."""
     names = {field.name for field in fields(TargetLengths)}
     lengths = {name: value for name, value in options.items() if name in names}
     known = names | {field.name for field in fields(SearchOptions)}
@@ -649,7 +651,7 @@ def _lengths_and_search(options: dict[str, Any], others: bool = False) -> tuple[
 
 
 def _ranked(hypotheses: Iterable[Hypothesis]) -> tuple[Hypothesis, ...]:
-    """Return hypotheses by their scores, or as they are without scores."""
+    """Return hypotheses sorted by score, best first; without scores, in their given order."""
     return tuple(sorted(hypotheses, key=lambda hypothesis: -(hypothesis.score or 0.0)))
 
 

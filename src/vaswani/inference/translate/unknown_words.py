@@ -1,7 +1,7 @@
-"""Unknown words of a translation, replaced by those of the source that they attend to most.
+"""Replace unknown words of a translation by the source words that they attend to most.
 
 Luong et al., 2015, arXiv:1410.8206, copy source words by alignments that the model learns; here the alignment
-is the cross-attention of the last layer. Words are what white space separates.
+is the cross-attention of the last layer. Words are separated by white space.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class UnknownWords:
         self._unknown = targets.unknown_id()
 
     def text(self, output: Output, words: Sequence[str], word_of_token: Words) -> str:
-        """Return the text of an output, with a word of the source in the place of each unknown token.
+        """Return the text of an output, with a source word in place of each unknown token.
 
-        A source word is the one whose tokens have most attention together. Unknown tokens beside each other
-        that attend to the same word give it once.
+        The source word is the one whose tokens get the largest total attention. Adjacent unknown tokens that
+        attend to the same word are replaced by it once.
 
         Args:
-            output: with the attention of each unknown token.
-            words: of the source.
-            word_of_token: of each token of the source, see `words_of_texts`; some belong to a word.
+            output: an output with the attention of each unknown token.
+            words: the words of the source.
+            word_of_token: the word of each source token (see `words_of_texts`); not all may be None.
         """
         parts: list[str] = []
         start, copied = 0, None

@@ -1,4 +1,4 @@
-"""Which words of its source the words of a translation come from, by the cross-attention of the search."""
+"""Align the words of a translation to the words of its source, by the cross-attention of the search."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ WordAlignment = tuple[tuple[int, int], ...]
 
 
 def word_alignment(targets: TextCodec, source_words: Words, output: Output) -> WordAlignment | None:
-    """Return pairs of a source word and a target word, which count from 0.
+    """Return pairs of a source word and a target word, both counted from 0.
 
-    Words are what white space separates. Each target word is aligned to the source word that it attends to
-    most (see `aligned_words`).
+    Words are separated by white space. Each target word is aligned to the source word that it attends to most
+    (see `aligned_words`).
 
     Args:
         targets: decodes targets.
         source_words: the word of each token of the source, see `words_of_texts`.
-        output: with the attention of each of its tokens.
+        output: an output with the attention of each of its tokens.
 
     Returns:
-        None if the tokenizer does not tell the words of the output.
+        The sorted pairs; None if the tokenizer does not reveal the words of the output.
     """
     target_words = words_by_decoding(targets, output.token_ids)
     if target_words is None:
