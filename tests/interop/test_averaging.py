@@ -249,7 +249,7 @@ REFUSED = {
     "vocabulary": (change_vocabulary, r"tokenizer.json has model.vocab.! 3 in .*one and 4 in .*other"),
     "no tokenizer": (
         lambda folder: (folder / "tokenizer.json").unlink(),
-        r"one has tokenizer.json and .*other has not",
+        r"one has tokenizer.json but .*other does not",
     ),
     "shape": (
         reshape_tensor,
@@ -259,12 +259,12 @@ REFUSED = {
         lambda folder: change(folder, torch.Tensor.half),
         r" has dtype F32 in .*one and F16 in .*other",
     ),
-    "fewer tensors": (drop_tensor, r"one has a tensor .*layers.0.fc1.bias and .*other has not"),
+    "fewer tensors": (drop_tensor, r"one has a tensor .*layers.0.fc1.bias but .*other does not"),
     "not finite": (
         lambda folder: change(folder, lambda tensor: tensor * float("nan")),
         r"other are not finite numbers",
     ),
-    "pickled": (pickled, r"pytorch_model.bin is pickled, and safetensors are averaged"),
+    "pickled": (pickled, r"pytorch_model.bin is pickled; only safetensors can be averaged"),
     "adapter": (as_adapter, r"other holds an adapter, and a whole model is needed: vaswani merge"),
     "truncated": (
         lambda folder: (folder / "model.safetensors").write_bytes(

@@ -348,7 +348,7 @@ def test_big_birds_weights_with_our_pattern() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"encoder_attention": ["full", "sparse"]}, "the layers of a BigBird model attend all in one way"),
+        ({"encoder_attention": ["full", "sparse"]}, "all layers of a BigBird model have the same attention"),
         ({"sparse_window_blocks": 5}, "sparse_window_blocks=5 is not supported: big_bird models have .*=3"),
         ({"sparse_global_blocks": 1}, "sparse_global_blocks=1 is not supported: big_bird models have .*=2"),
         ({"sparse_global_tokens": 3, "sparse_global_blocks": 0}, "sparse_global_.* is not supported"),
@@ -387,7 +387,7 @@ def test_what_is_trained_on_goes_on_in_training_mode() -> None:
         ),
         (
             lambda: BertForMaskedLM(BertConfig(**SMALL_BERT, is_decoder=True)),
-            "is_decoder=True has no counterpart in vaswani: of bert models, those with is_decoder=False",
+            "is_decoder=True has no counterpart in vaswani: only bert models with is_decoder=False",
         ),
         (
             lambda: GPT2LMHeadModel(GPT2Config(**SMALL_GPT, embd_pdrop=0.2)),

@@ -692,12 +692,16 @@ PACKED = {
         (CAUSAL, with_mask(FULL), r"got torch.bool \[1, 1, 45, 45\]"),
         (CAUSAL, PACKED, "packed sequences"),
         ("LlamaForCausalLM", PACKED, "packed sequences"),
-        (BOTH_WAYS, {**batch(), "position_bias": torch.zeros(1)}, "knows no position_bias"),
-        (BOTH_WAYS, {**batch(), "head_mask": torch.ones(4)}, "knows no head_mask"),
-        ("LlamaForCausalLM", {**batch(), "softcap": 30.0}, "knows no softcap"),
-        ("LlamaForCausalLM", {**batch(), "s_aux": torch.zeros(4)}, "knows no s_aux"),
-        ("LlamaForCausalLM", {**batch(), "sliding_window": 8}, "knows no sliding_window"),
-        ("LlamaForCausalLM", {**batch(), "cu_seq_lens_q": torch.tensor([0])}, "knows no cu_seq_lens_q"),
+        (BOTH_WAYS, {**batch(), "position_bias": torch.zeros(1)}, "does not support position_bias"),
+        (BOTH_WAYS, {**batch(), "head_mask": torch.ones(4)}, "does not support head_mask"),
+        ("LlamaForCausalLM", {**batch(), "softcap": 30.0}, "does not support softcap"),
+        ("LlamaForCausalLM", {**batch(), "s_aux": torch.zeros(4)}, "does not support s_aux"),
+        ("LlamaForCausalLM", {**batch(), "sliding_window": 8}, "does not support sliding_window"),
+        (
+            "LlamaForCausalLM",
+            {**batch(), "cu_seq_lens_q": torch.tensor([0])},
+            "does not support cu_seq_lens_q",
+        ),
         ("LlamaForCausalLM", {**batch(), "is_causal": False}, "is_causal=False, but the pattern"),
         (BOTH_WAYS, with_mask(torch.ones(1, LENGTH + 4)), "45 queries, 45 keys and a mask of 49"),
         (
@@ -732,7 +736,7 @@ def test_masks_that_are_more_than_causal_are_refused(how: str) -> None:
 def test_a_mask_with_a_sliding_window_is_refused() -> None:
     config, embeddings = sparse_model(CAUSAL).config, torch.zeros(1, LENGTH, 32)
     config.sliding_window = 8
-    with pytest.raises(UserError, match=r"knows no sliding windows or chunks; the model asks for 8 tokens"):
+    with pytest.raises(UserError, match=r"has no sliding windows or chunks; the model asks for 8 tokens"):
         create_sliding_window_causal_mask(config, embeddings, None, None)
 
 

@@ -35,7 +35,7 @@ class FromPretrained:
         Args:
             name: the folder, or the name on the Hub, of a model of transformers or vaswani.
             device: None means a CUDA device if there is one, else the CPU.
-            dtype: of the weights; None means as saved.
+            dtype: dtype of the weights; None means as saved.
             revision: branch, tag or commit on the Hub; None means `main`.
             allow_mismatch: accept tokenizers or weights that seem to belong to another model.
             options: other arguments of the class.

@@ -100,7 +100,7 @@ def _check_mask(
 ) -> None:
     if local_size is not None:
         raise UserError(
-            f"sparse attention knows no sliding windows or chunks; the model asks for {local_size} tokens. "
+            f"sparse attention has no sliding windows or chunks; the model asks for {local_size} tokens. "
             "Set config.sliding_window=None before the model is built, or take the dense model."
         )
     if mask_function not in (causal_mask_function, bidirectional_mask_function):
@@ -230,7 +230,7 @@ def refused_arguments(arguments: dict[str, Any]) -> list[str]:
 
 def _check_arguments(module: nn.Module, pattern: SparsePattern | None, kwargs: dict[str, Any]) -> None:
     for name in refused_arguments(kwargs):
-        raise UserError(f"sparse attention knows no {name}; leave it out or take the dense model.")
+        raise UserError(f"sparse attention does not support {name}; leave it out or take the dense model.")
     is_causal = kwargs.get("is_causal")
     if pattern is not None and is_causal is not None and is_causal != pattern.causal:
         raise UserError(
@@ -271,8 +271,8 @@ def _read_mask(
     shown = attention_mask[:, 0, 0]
     if not is_causal and not num_queries == num_keys == shown.shape[1]:
         raise UserError(
-            f"sparse attention in two directions takes one sequence; got {num_queries} queries, {num_keys} "
-            f"keys and a mask of {shown.shape[1]}. Prefixes and caches need a causal model."
+            f"bidirectional sparse attention takes one sequence; got {num_queries} queries, {num_keys} keys "
+            f"and a mask of {shown.shape[1]}. Prefixes and caches need a causal model."
         )
     if shown.shape[1] > num_keys:
         return shown[:, :-1], shown[0, -1].long()

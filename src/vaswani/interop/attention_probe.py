@@ -214,7 +214,7 @@ def _attention(model: PreTrainedModel, implementation: str) -> Iterator[None]:
 
 
 def _is_close(actual: torch.Tensor, expected: torch.Tensor, inputs: dict[str, Any]) -> bool:
-    """Return whether two results [B, T, K] agree where there is no padding."""
+    """Return whether two results [B, T, K] agree outside padding."""
     if not expected.isfinite().all():  # the weights are not loaded yet
         return True
     mask = inputs.get("decoder_attention_mask", inputs["attention_mask"])

@@ -218,20 +218,20 @@ def _check_same_tokenizers(one: Path, other: Path) -> None:
         if name not in files or name not in others:
             has, lacks = (one, other) if name in files else (other, one)
             raise UserError(
-                f"{has} has {name} and {lacks} has not: only checkpoints with one tokenizer can be averaged"
+                f"{has} has {name} but {lacks} does not: only checkpoints with one tokenizer can be averaged"
             )
         if name.endswith(".json"):
             if found := _difference(read_object(files[name]), read_object(others[name])):
                 raise _unlike(f"{name} has {found[0]}", found[1], one, found[2], other)
         elif files[name].read_bytes() != others[name].read_bytes():
             sizes = (f"{path.stat().st_size:,} bytes" for path in (files[name], others[name]))
-            raise _unlike(f"{name} has other contents:", next(sizes), one, next(sizes), other)
+            raise _unlike(f"{name} has different contents:", next(sizes), one, next(sizes), other)
 
 
 def _check_safetensors(folder: Path) -> None:
     for file in weight_files(folder):
         if file.suffix != ".safetensors":
-            raise UserError(f"{file} is pickled, and safetensors are averaged; save the model anew with them")
+            raise UserError(f"{file} is pickled; only safetensors can be averaged: save the model with them")
 
 
 def _check_same_tensors(first: Places, second: Places) -> None:
@@ -241,7 +241,7 @@ def _check_same_tensors(first: Places, second: Places) -> None:
         if found is None or expected is None:
             has, lacks = (one, other) if found is None else (other, one)
             raise UserError(
-                f"{has} has a tensor {name} and {lacks} has not: only equal models can be averaged"
+                f"{has} has a tensor {name} but {lacks} does not: only equal models can be averaged"
             )
         for field in ("shape", "dtype"):
             values = [

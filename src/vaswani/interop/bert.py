@@ -134,8 +134,8 @@ def _big_bird_attention_back(config: Any) -> dict[str, Any]:
     kinds = set(config.layer_attention("encoder"))
     if len(kinds) > 1:
         raise UserError(
-            f"encoder_attention={config.encoder_attention} is not supported: the layers of a BigBird model "
-            "attend all in one way"
+            f"encoder_attention={config.encoder_attention} is not supported: all layers of a BigBird model "
+            "have the same attention"
         )
     if kinds == {"sparse"}:
         for name, value in _BIG_BIRD_PATTERN.items():

@@ -36,7 +36,7 @@ def combine(encoder: Any | None, decoder: Any | None, **values: Any) -> VaswaniF
 
     Args:
         encoder: a `VaswaniEncoderModel`, with any head; convert a library's model first (see `convert`).
-        decoder: a `VaswaniDecoderModel`, with any head; likewise.
+        decoder: a `VaswaniDecoderModel`, with any head, converted likewise.
         values: fields of the `VaswaniConfig` to override, such as `dropout`, or `decoder_layers` for a new
             decoder.
 

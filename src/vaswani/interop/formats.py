@@ -91,14 +91,14 @@ class Format:
         for name, value in self.theirs.items():
             if (found := getattr(config, name, value)) != value:
                 raise UserError(
-                    f"{name}={found!r} has no counterpart in vaswani: of {self.name} models, those with "
+                    f"{name}={found!r} has no counterpart in vaswani: only {self.name} models with "
                     f"{name}={value!r} can be converted"
                 )
         causal = getattr(config, "is_causal", None)  # if set, transformers' masks follow it
         if causal is not None and not (causal and self.our_config_class.stacks == ("decoder",)):
             raise UserError(
-                f"is_causal={causal!r} has no counterpart in vaswani: of {self.name} models, those without "
-                "this field can be converted"
+                f"is_causal={causal!r} has no counterpart in vaswani: only {self.name} models without this "
+                "field can be converted"
             )
         values: dict[str, Any] = {}
         for name, our_name in self.fields.items():

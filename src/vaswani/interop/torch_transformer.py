@@ -13,7 +13,7 @@ from vaswani.model.configuration_vaswani import VaswaniConfig
 from vaswani.model.modeling_vaswani import VaswaniModel
 
 ACTIVATIONS = {"relu": functional.relu, "gelu": functional.gelu}
-# Traits that must be equal in the layers of both stacks; other traits only within a stack.
+# Traits that must be equal in the layers of both stacks; others need to be equal only within a stack.
 OF_ALL_LAYERS = ("activation", "norm_first", "bias", "dropout", "layer_norm_eps")
 NO_EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 

@@ -54,7 +54,7 @@ def _columns(fields: Mapping[str, str]) -> list[Column]:
 def _records(articles: Sequence[Any], name: str) -> Iterator[Record]:
     for number, row in enumerate(rows_of_articles(articles, name), start=1):
         if row is None:
-            raise UserError(f"question {number:,} of {name} is no object; correct it")
+            raise UserError(f"question {number:,} of {name} is not an object; correct it")
         question_id, context, question, _ = row
         yield Record(
             f"question {number:,} of {name}", {"id": question_id, "question": question, "context": context}

@@ -134,7 +134,7 @@ def answers_of(
 
 
 def _best(context: str, known: dict[tuple[int, int], float], most: int) -> list[Span]:
-    """Return the spans with the highest scores; of equal ones the first and shortest."""
+    """Return the spans with the highest scores; of spans with equal scores, the first and shortest."""
     best = sorted(known.items(), key=lambda item: (-item[1], item[0]))[:most]
     return [Span(context[start:end], start, end, score) for (start, end), score in best]
 

@@ -32,7 +32,8 @@ class Answer:
         expected: the right answer.
         given: the choice with the highest score, or the generated text.
         right: whether `given` is right.
-        scores: of each choice, normalized as in the task, in natural logarithms; None for generated answers.
+        scores: score of each choice, normalized as in the task, in natural logarithms; None for generated
+            answers.
     """
 
     row: int

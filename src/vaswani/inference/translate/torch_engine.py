@@ -86,8 +86,8 @@ class TorchEngine(Engine):
         for name, neutral in _OTHER_SEARCHES.items():
             if (value := getattr(self.generation_config, name, None)) not in (None, neutral, []):
                 raise UserError(
-                    f"the generation_config of the model has {name}={value}, which makes another search of "
-                    "this one; remove it"
+                    f"the generation_config of the model has {name}={value}, which selects another search "
+                    "or stopping rule; remove it"
                 )
         if options.coverage_penalty:
             check_returns_weights(self.model, f"coverage_penalty={options.coverage_penalty}")

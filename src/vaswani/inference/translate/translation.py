@@ -231,7 +231,7 @@ class Translator:
             ensemble_average: how to average their predictions: "probabilities" (the default) or
                 "log_probabilities".
             device: None means a CUDA device if there is one, else the CPU.
-            dtype: of the weights; None means as saved. CTranslate2 also has "int8" and other types.
+            dtype: dtype of the weights; None means as saved. CTranslate2 also has "int8" and other types.
             quantization: `"int8"` quantizes the weights after loading (see `vaswani.inference.quantization`);
                 None leaves them as they are.
             revision: branch, tag or commit on the Hub; None means `main`.
