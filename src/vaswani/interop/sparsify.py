@@ -96,7 +96,7 @@ def sparsify(
 
 
 def _dense_class_of(model: PreTrainedModel) -> type[Any]:
-    """Return the dense class of a model, which may be dense or sparse.
+    """Return transformers' dense class of a model, which may itself be dense or sparse.
 
     Raises:
         UserError: another process would not find the class or the configuration, so that the model could not

@@ -304,7 +304,7 @@ def _write(model: nn.Module, graph: Graph, path: Path) -> None:
     shapes = tuple({place: _dimension(axis) for place, axis in of_input.items()} for of_input in axes)
     examples = tuple(_example(name, shape) for name, shape in graph.inputs.items())
     with _without_notices(), torch.no_grad():
-        # `torch.onnx.export` would silently try other strategies if this one fixed a length.
+        # Not left to `torch.onnx.export`, which tries other strategies if the first would fix a length.
         program = torch.export.export(_Traced(model, graph), examples, dynamic_shapes=(shapes,))
         exported: Any = torch.onnx.export(
             program,

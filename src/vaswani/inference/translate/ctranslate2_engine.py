@@ -227,7 +227,7 @@ class CTranslate2Engine(Engine):
         complete, every higher limit gives the same hypotheses: an open hypothesis is less probable than all
         of them, and continuing it makes it even less probable. So sources with similar limits share a call
         with the lowest of these limits. Sources with an incomplete hypothesis are searched again with their
-        own limit.
+        own limit, if it is higher.
         """
         found: dict[int, list[Output]] = {}
         again: dict[tuple[int, int], list[int]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Read the information about a CTranslate2 translation model that the engine does not report from its folder.
+"""Read the folder of a CTranslate2 translation model, for what the engine does not report about its model.
 
 Such a folder has `model.bin`, `config.json` and one or two vocabularies. It also has the tokenizers and
 `generation_config.json`, which `vaswani export` writes and CTranslate2's converters copy (`--copy_files`).
