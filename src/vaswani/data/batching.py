@@ -4,7 +4,8 @@ The cost of a batch is its number of tokens, padding included: rows · (longest 
 batches hold rows of similar lengths (as in Vaswani et al., 2017, arXiv:1706.03762, section 5.1) and come as
 close to a budget of tokens as possible.
 
-N rows of a corpus · B rows of a batch · S its longest source · T its longest target, end-of-sequence included
+N rows of a corpus · B rows of a batch · S longest source of the batch · T longest target of the batch, both
+with the end-of-sequence token
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ Splitter = Callable[[Sequence[Example], np.random.Generator], Sequence[Example]]
 
 IGNORED_LABEL = -100  # cross-entropy skips these
 ROWS_IN_BUFFER = 20_000
-ROWS_TO_COUNT = 10_000  # for the share of unknown tokens
+ROWS_TO_COUNT = 10_000  # to estimate the share of unknown tokens
 TOKEN_FEATURES = Features(
     {
         "input_ids": List(Value("int32")),
@@ -70,8 +71,9 @@ def tokenize_corpus(
 ) -> Dataset | datasets.IterableDataset:
     """Tokenize a corpus; leave out and count rows that are too long or have no tokens.
 
-    The result is kept in the cache of `datasets` under a key of the rows and the tokenizers. With BPE-dropout
-    every call tokenizes again, into a temporary file that is deleted with the result.
+    The result is kept in the cache of `datasets` under a key of the rows and the tokenizers. With a tokenizer
+    that has no key (BPE-dropout or a slow one, see `tokenizer_key`), every call tokenizes again, into a
+    temporary file that is deleted with the result.
 
     Args:
         dataset: text columns `source` and `target`. The rows of a stream are tokenized as they are read.
@@ -80,9 +82,9 @@ def tokenize_corpus(
         max_source_length: maximum tokens of a source, including the end-of-sequence token; None for no limit.
         max_target_length: likewise for the target.
         report: receives the counts; use each report for one call.
-        truncated: `"source"`, `"target"` or both: sides on which texts that are too long are truncated, with
-            their special tokens kept, instead of left out.
-        keep_targets: keep the column `target` too, for scores: a tokenizer may lose something of a text.
+        truncated: sides (`"source"`, `"target"` or both) whose over-long texts are truncated instead of left
+            out; their special tokens are kept.
+        keep_targets: keep the column `target` for scores, because a tokenizer may lose parts of a text.
 
     Returns:
         Columns `input_ids` and `labels` (lists of int32, with special tokens), `source_length` and
@@ -129,10 +131,11 @@ def unknown_share(dataset: Dataset, column: str, codec: TextCodec) -> float | No
     Args:
         dataset: tokenized.
         column: `input_ids` or `labels`.
-        codec: of that side.
+        codec: the codec of that side.
 
     Returns:
-        A number from 0 to 1, measured on at most 10,000 rows, evenly spread; None without an unknown token.
+        A number from 0 to 1, measured on at most 10,000 evenly spread rows; None if the tokenizer has no
+        unknown token.
     """
     unknown = codec.unknown_id()
     if unknown is None:
@@ -168,7 +171,7 @@ class _LengthLimits:
         return rows
 
     def too_long(self, source: Integers, target: Integers, truncated: bool) -> npt.NDArray[np.bool_]:
-        """Return which rows [N] are too long on a side that is truncated, or on one that is not."""
+        """Return which rows [N] are too long on a truncated side or, if not `truncated`, on another side."""
         is_long = np.zeros(len(source), dtype=bool)
         for lengths, most, cuts in zip((source, target), self.longest, self.truncated, strict=True):
             if most is not None and cuts == truncated:
@@ -193,9 +196,9 @@ def check_encodes(tokenizer: PreTrainedTokenizerBase, side: Side, max_length: in
     """Return the codec of one side for training.
 
     Args:
-        tokenizer: of that side.
-        side: of the texts.
-        max_length: maximum tokens of a text.
+        tokenizer: the tokenizer of that side.
+        side: `"source"` or `"target"`.
+        max_length: maximum tokens of a text; None for no limit.
 
     Raises:
         UserError: the tokenizer does not end sequences or does not know the language of the targets, or the
@@ -213,11 +216,11 @@ def check_encodes(tokenizer: PreTrainedTokenizerBase, side: Side, max_length: in
 
 @dataclass(frozen=True)
 class _Encoding:
-    """What makes columns of the texts of rows.
+    """The codecs that turn texts into columns.
 
     Args:
-        sources, targets: the codecs.
-        features: of the columns; those of the rows among them are kept.
+        sources, targets: the codec of each side.
+        features: the columns of the result; input columns among them are kept.
     """
 
     sources: TextCodec
@@ -226,13 +229,13 @@ class _Encoding:
 
     @property
     def keys(self) -> list[str | None]:
-        """What identifies the tokenizers, None for one that has no key."""
+        """The keys of both tokenizers; None for a tokenizer without a key (see `tokenizer_key`)."""
         tokenizers = (self.sources.tokenizer, self.targets.tokenizer)
         return [tokenizer_key(each, __file__, text_codec.__file__) for each in tokenizers]
 
 
 def _encode(rows: dict[str, list[str]], encoding: _Encoding) -> dict[str, list[Any]]:
-    """Tokenize rows to columns; a text with only special tokens counts as empty."""
+    """Tokenize rows into columns; a text with only special tokens counts as empty."""
     input_ids = _text_ids(encoding.sources, rows["source"])
     labels = _text_ids(encoding.targets, rows["target"])
     return {
@@ -255,7 +258,7 @@ def _encode_fit(
     rows: dict[str, list[str]],
     encoding: _Encoding,
 ) -> dict[str, list[Any]]:
-    """Tokenize rows of a stream, without those that do not fit."""
+    """Tokenize rows of a stream and leave out those that do not fit."""
     tokens = _encode(rows, encoding)
     source, target = (np.asarray(tokens[name]) for name in ("source_length", "target_length"))
     fit = limits.fitting(source, target, report)
@@ -283,7 +286,7 @@ def _tokenize_to_file(
     key: str,
     folder: Path | None = None,
 ) -> Dataset:
-    """Return the rows that fit, from the cache or from a folder of this process alone."""
+    """Return the rows that fit; `folder` replaces the cache with a folder of this process alone."""
     options: dict[str, Any] = {"fn_kwargs": {"encoding": encoding}, "desc": "Tokenizing"}
     tokens = map_to_file(dataset, _encode, encoding.features, key, folder, **options)
     source, target = token_lengths(tokens)
@@ -301,7 +304,7 @@ def _tokenize_to_file(
 
 
 def source_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the mask of a batch's sources, int64 [B, S]; all ones, as in models, where there is none."""
+    """Return the attention mask of a batch, int64 [B, S]; all ones if it has none, as models assume."""
     mask = batch.get("attention_mask")
     return torch.ones_like(batch["input_ids"]) if mask is None else mask
 
@@ -309,26 +312,28 @@ def source_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
 class TokenBudgetBatchSampler(Sampler[list[int]]):
     """Batches of row indices that cost at most `max_tokens`, rows · (longest source + longest target).
 
-    The rows are ordered so that neighbours have similar lengths, and cut into batches that fill the budget.
-    Each epoch shuffles rows of equal lengths, and the batches; the shapes of the batches depend on the
-    lengths alone. Every epoch has the same number of batches and every row once, in an order that is a pure
-    function of (`seed`, `epoch`), so that skipping batches resumes a run exactly.
+    The rows are ordered so that neighbours have similar lengths, then cut into batches that fill the budget.
+    Each epoch shuffles rows of equal lengths, and the order of the batches; the shapes of the batches depend
+    only on the lengths. Every epoch has the same number of batches and contains every row once. The order is
+    a pure function of (`seed`, `epoch`), so skipping batches resumes a run exactly.
 
     Args:
         source_lengths: tokens of each source [N].
         target_lengths: tokens of each target [N]; None for rows of one sequence each.
         max_tokens: the budget of a batch. (For a collator with `pad_to_multiple_of`, give rounded lengths.)
         seed: not negative.
-        shuffle: False gives every epoch the same order, longest batches first, so that a lack of memory shows
-            at once.
-        num_replicas: processes that take turns at the batches. Batches with most rows are halved until the
-            number of batches is divisible by it; no row is repeated or lost. Without `shuffle`, where there
-            are too few rows, batches of one row are repeated.
-        batches_per_update: of each process. If there are enough rows, the number of batches is divisible by
-            that of an update too, so that any number of processes that divides it makes the same updates of
-            the same batches in the same order.
-        lengths_of_epoch: returns the lengths of an epoch where they differ; those given are of epoch 0. Each
-            epoch has as many batches as epoch 0, so some may exceed the budget by a few tokens in a hundred.
+        shuffle: False gives every epoch the same order, longest batches first, so that memory runs out at the
+            start or not at all.
+        num_replicas: number of processes, which take turns at the batches. The batches with the most rows are
+            halved until the number of batches is divisible by it; no row is repeated or lost. With too few
+            rows and without `shuffle`, batches of one row are repeated.
+        batches_per_update: batches of each process in an update. If there are enough rows, the number of
+            batches is also divisible by `num_replicas * batches_per_update`, the batches in an update. Any
+            number of processes that divides it then makes the same updates from the same batches in the same
+            order.
+        lengths_of_epoch: returns the lengths of an epoch, if they change; the lengths given above are those
+            of epoch 0. Each epoch has as many batches as epoch 0, so some batches may exceed the budget by a
+            few percent.
 
     Raises:
         UserError: a row exceeds the budget, there are no rows, or too few for `num_replicas` with `shuffle`.
@@ -361,13 +366,13 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         self._starts = _halved(starts, len(source)) if self._repeated else _divisible(starts, by)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which selects the order of the next pass, and its lengths where they differ."""
+        """Set the epoch, which selects the order of the next pass and, if they change, the lengths."""
         if self.lengths_of_epoch is not None and epoch != self.epoch:
             self._replan(*self.lengths_of_epoch(epoch))
         self.epoch = epoch
 
     def _replan(self, source: Integers, target: Integers) -> None:
-        """Plan as many batches as before for rows of other lengths, with the lowest budget that allows it."""
+        """Plan as many batches as before for new lengths, raising the budget by 1 % at a time if needed."""
         most = self.max_tokens
         while (plan := _best_walk(source, target, most))[1].size > self._starts.size:
             most = -(-most * 101 // 100)
@@ -410,10 +415,11 @@ def _check_lengths(source: Integers, target: Integers | None, max_tokens: int) -
 
 
 def _best_walk(source: Integers, target: Integers, max_tokens: int) -> tuple[Integers, Integers]:
-    """Find the order with least padding among serpentines with stripes of 1, 2, 4 … source lengths.
+    """Try serpentine orders with stripes of 1, 2, 4 … source lengths until padding stops decreasing.
 
     Returns:
-        The position of each row's lengths in the order [N]; the starts of the batches in it, and its end.
+        The position of each row's pair of lengths in the best order [N], and the starts of its batches,
+        followed by the number of rows.
     """
     height = int(target.max()) + 1
     pairs, pair_of_row, rows_of_pair = np.unique(
@@ -436,16 +442,16 @@ def _best_walk(source: Integers, target: Integers, max_tokens: int) -> tuple[Int
 
 
 def _serpentine(source: Integers, target: Integers, width: int) -> Integers:
-    """Order pairs of lengths by stripes of similar sources, with alternating directions of target length.
+    """Order pairs of lengths by stripes of similar sources, with target lengths rising and falling in turn.
 
-    Targets are similar where one stripe ends and the next begins, so that a batch may cross the border.
+    Targets are similar where one stripe ends and the next begins, so a batch may cross the border.
     """
     stripe = np.unique(source // width, return_inverse=True)[1]
     return np.lexsort((source, np.where(stripe % 2 == 0, target, -target), stripe))
 
 
 def _cut(source: Integers, target: Integers, max_tokens: int) -> Integers:
-    """Cut ordered rows into batches that fill the budget; return the starts of the batches and the end."""
+    """Cut ordered rows into batches that fill the budget; return their starts and the number of rows."""
     starts = [0]
     while (start := starts[-1]) < len(source):
         most = start + max_tokens // int(source[start] + target[start])  # an upper bound with this row
@@ -461,7 +467,7 @@ def _padded_tokens(source: Integers, target: Integers, starts: Integers) -> int:
 
 
 def _divisible(starts: Integers, num_replicas: int) -> Integers:
-    """Halve the batches with most rows until the number of batches is divisible."""
+    """Halve the batches with the most rows until the number of batches is divisible by `num_replicas`."""
     batches = _multiple(len(starts) - 1, num_replicas)
     if batches > starts[-1]:
         raise UserError(
@@ -472,12 +478,12 @@ def _divisible(starts: Integers, num_replicas: int) -> Integers:
 
 
 def _multiple(number: int, of: int) -> int:
-    """Return the least multiple that is not smaller than a number."""
+    """Return the least multiple of `of` that is not smaller than `number`."""
     return -(-number // of) * of
 
 
 def _halved(starts: Integers, batches: int) -> Integers:
-    """Halve the batches with most rows until there are `batches`, at most one for each row."""
+    """Halve the batches with the most rows until there are `batches`, at most one per row."""
     while len(starts) - 1 < batches:
         rows = np.diff(starts)
         largest = int(np.argmax(rows))
@@ -499,14 +505,14 @@ def token_budget_batches(
     The batches are a pure function of the rows, `buffer_size`, `seed`, `epoch` and `splitter`.
 
     Args:
-        examples: rows with `input_ids` and, if there is a target, `labels`; or, in place of labels,
-            with the `source_length` and `target_length` of what a collator will make of them.
+        examples: rows with `input_ids` and, if there is a target, `labels`. Instead of labels, rows may have
+            `source_length` and `target_length`, the lengths that a collator will give them.
         max_tokens: the budget of a batch, rows · (longest source + longest target).
         buffer_size: rows in memory at a time; larger buffers pad less and mix better.
         seed: not negative.
         epoch: selects the order.
-        report: counts rows beyond the budget, which are left out, as over-long.
-        splitter: makes new rows, within the budget too, of those of a buffer, in each pass others.
+        report: counts rows that exceed the budget and are left out, as over-long.
+        splitter: turns the rows of a buffer into new ones within the budget, different in each pass.
 
     Raises:
         UserError: no row is left.
@@ -531,7 +537,7 @@ def token_budget_batches(
 
 
 def _lengths(row: Example) -> tuple[int, int]:
-    """Return the tokens of the source of a row, and those of its target, 0 without one."""
+    """Return the lengths of a row's source and target in tokens; 0 without a target."""
     if "labels" not in row and "target_length" in row:
         return row["source_length"], row["target_length"]
     return len(row["input_ids"]), len(row.get("labels", ()))
@@ -568,11 +574,11 @@ class TokenBudgetStream(torch.utils.data.IterableDataset[list[Example]]):
         max_tokens: the budget of a batch, rows · (longest source + longest target).
         buffer_size: rows in memory at a time; larger buffers pad less and mix better.
         seed: not negative.
-        num_replicas: processes that take turns at the batches; each reads the whole stream.
-        rank: of this process.
-        report: counts rows beyond the budget, which are left out, as over-long. Where rows are left out, for
-            whatever reason, the first of the processes tells at the end of each pass.
-        on_pass: is called with the number of each pass, from 0, when it begins.
+        num_replicas: number of processes, which take turns at the batches; each reads the whole stream.
+        rank: rank of this process.
+        report: counts rows that exceed the budget and are left out, as over-long. If rows are left out, for
+            whatever reason, rank 0 logs the counts at the end of each pass.
+        on_pass: called at the start of each pass with its number, from 0.
         splitter: as for `token_budget_batches`.
     """
 
@@ -619,11 +625,11 @@ class TokenBudgetStream(torch.utils.data.IterableDataset[list[Example]]):
 class Seq2SeqCollator:
     """Pad rows on the right to a batch.
 
-    Makes the decoder's input too, because label smoothing removes the labels before the model is called.
+    Also makes the decoder's input, because label smoothing removes the labels before the model is called.
 
     Args:
         pad_token_id: pads `input_ids` and `decoder_input_ids`; labels are padded with -100.
-        decoder_start_token_id: begins every decoder input; the labels follow, shifted by one.
+        decoder_start_token_id: first token of every decoder input; the labels follow, shifted by one.
         pad_to_multiple_of: round S and T up to a multiple of this, for kernels that prefer it.
 
     Returns:
@@ -656,7 +662,7 @@ class Seq2SeqCollator:
 
 
 def pad_rows(rows: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict[str, npt.NDArray[np.int64]]:
-    """Return `input_ids`, `attention_mask` and, where rows have them, `token_type_ids`, padded: [B, S]."""
+    """Return padded `input_ids`, `attention_mask` and, if rows have them, `token_type_ids` [B, S]."""
     input_ids, attention_mask = pad([row["input_ids"] for row in rows], pad_token_id)
     padded = {"input_ids": input_ids, "attention_mask": attention_mask}
     if "token_type_ids" in rows[0]:

@@ -1,8 +1,8 @@
 """BPE-dropout (Provilkov et al., 2020, arXiv:1910.13267): each epoch splits the words of the texts anew.
 
-Rows of token ids are split again from the base symbols of their tokens, so that neither texts nor the
-tokenizers library, whose generator takes no seed, are needed in training. The splits of all rows of an epoch
-are made before its batches, which are planned with the new lengths.
+The token ids of a row are split into base symbols and merged again. Training therefore needs neither the
+texts nor the tokenizers library, whose random generator takes no seed. All rows of an epoch are split before
+its batches are planned, because the plan depends on the new lengths.
 """
 
 import json
@@ -26,10 +26,10 @@ Words = npt.NDArray[np.bool_]
 
 
 def check_bpe_dropout(tokenizer: PreTrainedTokenizerBase, p: float) -> dict[str, Any]:
-    """Return the vocabulary and the merges of a tokenizer, as its `tokenizer.json` has them.
+    """Return the `model` of a tokenizer's `tokenizer.json`, with its vocabulary and merges.
 
     Raises:
-        UserError: `p` is no probability, or the tokenizer is no fast one that merges pairs of symbols.
+        UserError: `p` is not a probability, or the tokenizer is not a fast BPE tokenizer with merges.
     """
     if not 0 <= p <= 1:
         raise UserError(f"bpe_dropout={p} is not a probability; give a number from 0 to 1 (0.1 is usual)")
@@ -47,12 +47,12 @@ def check_bpe_dropout(tokenizer: PreTrainedTokenizerBase, p: float) -> dict[str,
 
 
 class BpeDropout:
-    """Splits token sequences anew, skipping each possible merge with a probability at each step.
+    """Splits token sequences anew: at each step, each possible merge is skipped with probability `p`.
 
     Args:
-        tokenizer: of byte pairs; a fast one.
-        p: probability of skipping a merge. 0 gives the split of the tokenizer, 1 base symbols.
-        side: of the sequences.
+        tokenizer: a fast BPE tokenizer.
+        p: probability of skipping a merge. 0 gives the split of the tokenizer, 1 gives base symbols.
+        side: side of the sequences.
 
     Raises:
         UserError: see `check_bpe_dropout`.
@@ -67,7 +67,7 @@ class BpeDropout:
     def _read_merges(
         self, vocabulary: Mapping[str, int], merges: Sequence[str | Sequence[str]], prefix: str
     ) -> None:
-        """Keep the merges by pair, and the base symbols of each token."""
+        """Store the merges, sorted by pair, and the base symbols of each token."""
         size = 1 + max([*vocabulary.values(), len(self.codec.tokenizer) - 1])
         pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
         ids = np.array(
@@ -89,10 +89,10 @@ class BpeDropout:
         self._first_symbol = np.cumsum(self._num_symbols) - self._num_symbols
 
     def word_starts(self, rows: Sequence[Sequence[int]]) -> list[Words]:
-        """Return which tokens of each row begin a word; merges do not cross words.
+        """Return True for the tokens of each row that begin a word; merges do not cross words.
 
-        In a row that its text does not give back, such as one with an unknown token, each token is a word of
-        its own and so stays whole.
+        If decoding and encoding a row does not reproduce it, as with an unknown token, each of its tokens
+        counts as a word and stays whole.
         """
         encoded = self.codec.encode(self.codec.decode(rows), adds_prefix=False)
         starts = []
@@ -113,11 +113,11 @@ class BpeDropout:
 
         Args:
             rows: token ids.
-            starts: of `word_starts`.
-            generator: of the merges to skip.
+            starts: the result of `word_starts`.
+            generator: draws the merges to skip.
 
         Returns:
-            The token ids of each row, of the same text.
+            The new token ids of each row, for the same text.
         """
         tokens = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])
         word = np.cumsum(np.concatenate(starts)) - 1
@@ -132,16 +132,17 @@ class BpeDropout:
     def _merge(
         self, symbols: Integers, word: Integers, generator: np.random.Generator
     ) -> tuple[Integers, Integers]:
-        """Merge one pair of each word at a time, the first in rank that is not skipped, while there is one.
+        """Merge the pair of lowest rank that is not skipped in each word, until no word has such a pair.
 
-        All words take a step together. Skipping is drawn anew at each step, as in algorithm 1 of the paper.
+        Each step merges one pair in every word. Each step draws anew which merges are skipped, as in
+        algorithm 1 of the paper.
 
         Args:
             symbols: base symbols of all words.
-            word: the number of each symbol's word, ascending.
+            word: index of each symbol's word, ascending.
 
         Returns:
-            The tokens of all words, and the number of each token's word.
+            The tokens of all words, and the index of each token's word.
         """
         done: list[tuple[Integers, Integers]] = []
         ranks = self._ranks_of(symbols, word, np.arange(len(symbols)))
@@ -165,7 +166,7 @@ class BpeDropout:
         return tokens[order], words[order]
 
     def _ranks_of(self, symbols: Integers, word: Integers, places: Integers) -> Integers:
-        """The ranks of the pairs that begin at `places`, `_no_merge` where there is none."""
+        """Return the ranks of the pairs that begin at `places`; `_no_merge` for pairs without a merge."""
         ranks = np.full(len(places), self._no_merge)
         if not len(self._keys):
             return ranks
@@ -182,12 +183,12 @@ class BpeDropout:
 class PairSplitter:
     """Splits both sides of rows anew.
 
-    A row whose new split would exceed a limit keeps its own.
+    A row whose new split would exceed a limit keeps its old split.
 
     Args:
-        source, target: of each side.
-        max_source_length, max_target_length: tokens that a split may have.
-        max_tokens: those that both together may have, the budget of a batch.
+        source, target: BPE-dropout of each side.
+        max_source_length, max_target_length: maximum number of tokens of each side.
+        max_tokens: maximum number of tokens of both sides together, the budget of a batch.
     """
 
     source: BpeDropout
@@ -197,7 +198,7 @@ class PairSplitter:
     max_tokens: int
 
     def word_starts(self, rows: Mapping[str, Sequence[Any]]) -> dict[str, list[Words]]:
-        """`BpeDropout.word_starts` of `input_ids` and `labels`."""
+        """Return `BpeDropout.word_starts` for `input_ids` and `labels`."""
         return {
             "input_ids": self.source.word_starts(rows["input_ids"]),
             "labels": self.target.word_starts(rows["labels"]),
@@ -209,7 +210,7 @@ class PairSplitter:
         starts: Mapping[str, Sequence[Words]],
         generator: np.random.Generator,
     ) -> dict[str, list[Any]]:
-        """New `input_ids` and `labels` of rows, from these columns and `word_starts` of them."""
+        """Return new `input_ids` and `labels` of rows, from these columns and their `word_starts`."""
         sources = self.source.split(rows["input_ids"], starts["input_ids"], generator)
         targets = self.target.split(rows["labels"], starts["labels"], generator)
         fits = [
@@ -226,20 +227,21 @@ class PairSplitter:
     def __call__(
         self, rows: Sequence[Mapping[str, Any]], generator: np.random.Generator
     ) -> list[dict[str, Any]]:
-        """New splits of a list of rows, which loses other columns."""
+        """Return new splits of a list of rows; other columns are dropped."""
         columns = {name: [row[name] for row in rows] for name in ("input_ids", "labels")}
         split = self.split(columns, self.word_starts(columns), generator)
         return [dict(zip(split, values, strict=True)) for values in zip(*split.values(), strict=True)]
 
 
 class SplitAnew(Dataset[dict[str, Any]]):
-    """Rows of a data set whose words each epoch splits anew, a pure function of (`seed`, epoch, row).
+    """Rows of a data set whose words are split anew in each epoch.
 
-    All splits of the epoch are in memory: 4 bytes for each token, and some hundred for each row.
+    The splits are a pure function of (`seed`, epoch, row). All splits of the epoch are in memory: 4 bytes per
+    token, and some hundred bytes per row.
 
     Args:
         rows: a data set with `input_ids` and `labels`.
-        splitter: of both.
+        splitter: splits both columns.
         seed: not negative.
     """
 
@@ -252,7 +254,7 @@ class SplitAnew(Dataset[dict[str, Any]]):
         self._splits: list[dict[str, list[Integers]]] = []
 
     def lengths_of_epoch(self, epoch: int) -> tuple[Integers, Integers]:
-        """Make the splits of an epoch; return the tokens of each source and of each target, [N] both."""
+        """Make the splits of an epoch; return the lengths of sources and targets in tokens, both [N]."""
         if epoch != self._epoch:
             generator = np.random.default_rng((self.seed, epoch))
             self._splits = [
@@ -276,7 +278,7 @@ class SplitAnew(Dataset[dict[str, Any]]):
         return (columns[at : at + ROWS_AT_A_TIME] for at in range(0, len(columns), ROWS_AT_A_TIME))
 
     def _starts_of(self, number: int, rows: Mapping[str, Sequence[Any]]) -> dict[str, list[Words]]:
-        """The words of a part, which stay the same in all epochs."""
+        """Return the word starts of a part, which are the same in all epochs."""
         if number == len(self._starts):
             self._starts.append(self.splitter.word_starts(rows))
         return self._starts[number]

@@ -1,7 +1,7 @@
-"""Rows that many runs share, in the cache of `datasets`.
+"""Cache rows for all runs, in the cache of `datasets`.
 
-A folder is written under a temporary name, with a manifest of the SHA-256 of every file, flushed to the disk
-and then renamed. Each run checks the hashes before it reads and replaces a folder that is damaged or has no
+A folder is written under a temporary name, with a manifest of the SHA-256 of every file, flushed to disk and
+then renamed. Each run checks the hashes before it reads, and replaces a folder that is damaged or has no
 manifest.
 """
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 ROWS = "rows.arrow"
 MANIFEST = "manifest.json"
 LOCKS = "locks"
-SECONDS_OF_SILENCE = 5  # before a message says what the process waits for
+SECONDS_OF_SILENCE = 5  # then a warning says which folder the process waits for
 VARIABLES = "HF_DATASETS_CACHE or HF_HOME"
 
 
@@ -42,15 +42,15 @@ def cache_folder() -> Path:
 
 
 def cached_folder(name: str, make: Callable[[Path], object]) -> Path:
-    """Return a folder of the cache, after making it if it is missing or damaged.
+    """Return a folder of the cache; make it first if it is missing or damaged.
 
     Args:
-        name: of the folder: a key of everything that its contents depend on.
-        make: writes the files into the folder that it is given; other processes wait meanwhile.
+        name: name of the folder: a key of everything that its contents depend on.
+        make: writes the files into the folder it is given; other processes wait meanwhile.
 
     Raises:
         UserError: the cache cannot be written.
-        RunError: its disk is full.
+        RunError: the disk is full.
     """
     folder = cache_folder() / name
     with cache_errors(folder.parent):
@@ -65,17 +65,17 @@ def cached_folder(name: str, make: Callable[[Path], object]) -> Path:
 
 
 def open_rows(file: Path, fingerprint: str) -> Dataset:
-    """Return the memory-mapped rows of an Arrow file under a fingerprint of everything they depend on."""
+    """Open an Arrow file as memory-mapped rows; `fingerprint` identifies everything they depend on."""
     return Dataset(ArrowReader.read_table(str(file)), fingerprint=fingerprint)
 
 
 @contextmanager
 def cache_errors(cache: Path, variables: str = VARIABLES) -> Iterator[None]:
-    """Turn errors about an unwritable cache into one line with its folder and the remedy.
+    """Turn errors about an unwritable cache into a one-line message with its folder and the remedy.
 
     Args:
         cache: the folder.
-        variables: the environment variables that move it.
+        variables: the environment variables that set another folder.
     """
     try:
         yield
@@ -89,7 +89,7 @@ def cache_errors(cache: Path, variables: str = VARIABLES) -> Iterator[None]:
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Let one process at a time make a folder; the lock ends with the process."""
+    """Let only one process at a time make a folder; the lock is released when the process ends."""
     locks = folder.with_name(LOCKS)
     locks.mkdir(exist_ok=True)
     lock = FileLock(locks / folder.name)
@@ -157,17 +157,17 @@ def map_to_file(
     folder: Path | None = None,
     **options: Any,
 ) -> Dataset:
-    """Map batches of rows to a file of the cache, or open the file that is there (see `cached_folder`).
+    """Map batches of rows to a file of the cache, or open the file if it exists (see `cached_folder`).
 
-    The library alone would write the file beside the rows, possibly into the user's folder, and would read it
-    later without a check.
+    `Dataset.map` alone would write the file beside the rows, possibly into the user's folder, and would later
+    read it without a check.
 
     Args:
         dataset: the rows; if they are in memory, so is the result.
-        function: maps the columns of a batch to new columns, with more or fewer rows.
-        features: of the result.
+        function: maps the columns of a batch to new columns, which may have more or fewer rows.
+        features: features of the result.
         key: a hash of everything that the result depends on.
-        folder: for a file that this process alone uses; default the cache of `datasets`.
+        folder: writes the file there, for this process alone; default the cache of `datasets`.
         options: as for `Dataset.map`.
 
     Raises:
@@ -193,7 +193,10 @@ def map_to_file(
 
 
 def tokenizer_key(tokenizer: PreTrainedTokenizerBase, *modules: str) -> str | None:
-    """Return a hash of everything that token ids depend on; None if they are random or it is unknown.
+    """Return a hash of everything that token ids depend on.
+
+    None for a tokenizer with dropout, whose token ids are random, and for a slow one, whose settings are
+    unknown.
 
     Args:
         tokenizer: makes the token ids.
@@ -205,7 +208,7 @@ def tokenizer_key(tokenizer: PreTrainedTokenizerBase, *modules: str) -> str | No
     of_last_call = {"padding": None, "truncation": None}  # each call sets these
     outside = {
         name: getattr(tokenizer, name, None) for name in ("src_lang", "tgt_lang")
-    }  # marked in each call
+    }  # each call adds their tokens
     settings = {**json.loads(backend.to_str()), **of_last_call, **outside, **text_settings(tokenizer)}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for module in modules:

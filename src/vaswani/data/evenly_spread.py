@@ -1,4 +1,4 @@
-"""Evenly spaced choices."""
+"""Choose evenly spaced items."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 def evenly_spread(num_items: int, num_chosen: int) -> list[int]:
-    """Return indices of `num_chosen` evenly spaced items, the first and last included, or of all items."""
+    """Return indices of `num_chosen` evenly spaced items, including first and last, or of all if fewer."""
     return np.linspace(0, num_items - 1, min(num_items, num_chosen)).round().astype(int).tolist()
 
 
 def at_most(rows: Dataset, most: int | None) -> Dataset:
-    """Return `most` evenly spread rows; all where there are no more, or `most` is None."""
+    """Return `most` evenly spaced rows; all rows if there are no more, or if `most` is None."""
     if most is None or len(rows) <= most:
         return rows
     return rows.select(evenly_spread(len(rows), most))

@@ -1,4 +1,4 @@
-"""Tokenizers of others, made ready for an encoder-decoder, or for a decoder that classifies texts."""
+"""Prepare existing tokenizers for encoder-decoders and decoders."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 
 
 def is_sentencepiece(name: str) -> bool:
-    """Return whether a name is that of a SentencePiece model: a file that ends in .model or .spm."""
+    """Return True for the name of a SentencePiece model: an existing file that ends in .model or .spm."""
     return Path(name).is_file() and Path(name).suffix in (".model", ".spm")
 
 
 def open_tokenizers(path: Path) -> Tokenizers:
-    """Return the source and target tokenizers in a folder, or the one of a SentencePiece model, twice.
+    """Return the source and target tokenizers in a folder, or a SentencePiece model's tokenizer for both.
 
     Raises:
-        UserError: it is missing or cannot be read.
+        UserError: a tokenizer is missing or cannot be read.
     """
     if is_sentencepiece(str(path)):
         tokenizer = sentencepiece_tokenizer(path)
@@ -35,27 +35,29 @@ def open_tokenizers(path: Path) -> Tokenizers:
 
 
 def ready_for_pairs(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase:
-    """Return a tokenizer that pads and that ends each text, as an encoder-decoder needs it.
+    """Return a tokenizer that has a padding token and ends each text, as an encoder-decoder needs.
 
-    A tokenizer that does is returned as it is, with padding on the right. A fast one that does not (GPT-2's,
-    most SentencePiece models) is copied. It ends texts with its end token, and pads with its beginning token
-    if no text has it, as in most SentencePiece models, or else with a new token.
+    A tokenizer that does both is returned unchanged, except that it pads on the right. A fast tokenizer that
+    does not (GPT-2's, most SentencePiece models) is copied. The copy ends texts with the end token. Without a
+    padding token, it pads with the beginning token if no text has it (as in most SentencePiece models), else
+    with a new token.
 
     Args:
-        tokenizer: of the library.
-        name: for the message.
+        tokenizer: a tokenizer of transformers.
+        name: its name in error messages.
 
     Raises:
-        UserError: it has no end token, or it is a slow one that cannot be changed.
+        UserError: the tokenizer has no end token, or needs changes but is slow.
     """
     return _ending_texts(tokenizer, name, pads=tokenizer.pad_token_id is not None)
 
 
 def ready_to_classify(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase:
-    """Return a tokenizer that ends each text, whose last state a decoder classifies (Radford et al., 2018).
+    """Return a tokenizer that ends each text: a decoder classifies the last state (Radford et al., 2018).
 
-    As `ready_for_pairs`, with another padding than the end token: models of transformers take the last token
-    that is no padding. Two texts are `<s> A </s> B </s>`, or without `<s>` where the tokenizer adds none.
+    Like `ready_for_pairs`, but the padding token differs from the end token, because models of transformers
+    classify the last token that is not padding. A pair of texts is `<s> A </s> B </s>`, without `<s>` if the
+    tokenizer adds none.
 
     Raises:
         UserError: as `ready_for_pairs`.
@@ -64,17 +66,22 @@ def ready_to_classify(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrain
 
 
 def ready_to_tag(tokenizer: PreTrainedTokenizerBase, _: str) -> PreTrainedTokenizerBase:
-    """Return a tokenizer that pads: without padding, with its end token, to which nothing attends."""
+    """Return a tokenizer that pads; without a padding token, it pads with its end token.
+
+    Padding is masked, so nothing attends to it.
+    """
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
 def ready_to_complete(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase:
-    """Return a tokenizer whose prompts a model can continue; without padding, it pads with its end token.
+    """Return a tokenizer whose prompts a model can continue.
+
+    Without a padding token, it pads with its end token.
 
     Raises:
-        UserError: it has no end token, or it ends each text, so that nothing can follow a prompt.
+        UserError: the tokenizer has no end token, or it ends each text, so nothing can follow a prompt.
     """
     if tokenizer.eos_token is None:
         raise UserError(f"the tokenizer {name} has no token that ends a text; give it an eos_token")
@@ -104,7 +111,7 @@ def _is_ready(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def _made_ready(tokenizer: Any, pads: bool) -> PreTrainedTokenizerBase:
-    """A plain fast tokenizer: the classes of some models would undo the changes when they are loaded."""
+    """Return a changed copy of the plain fast class; some models' own classes undo the changes on loading."""
     named = tokenizer.special_tokens_map.items()
     special = {
         name: token for name, token in named if isinstance(token, str) and (pads or name != "pad_token")
@@ -140,7 +147,8 @@ def vocabulary_size(tokenizer: PreTrainedTokenizerBase, side: Side) -> int:
 def special_tokens(source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase) -> dict[str, int | None]:
     """Return the special tokens of a model for these tokenizers, by the names of the configuration's fields.
 
-    Targets begin with the tokenizer's first token (`<s>`, BERT's `[CLS]`), or else with padding, as Marian's.
+    Targets begin with the tokenizer's beginning token (`<s>`, BERT's `[CLS]`), else with the padding token,
+    as in Marian.
 
     Raises:
         UserError: the two sides are padded with different tokens.

@@ -1,10 +1,10 @@
-"""A SentencePiece model (Kudo and Richardson, 2018, arXiv:1808.06226) as a tokenizer of transformers.
+"""Convert a SentencePiece model (Kudo and Richardson, 2018, arXiv:1808.06226) to a tokenizer of transformers.
 
-The tokenizer gives the same token ids as `sentencepiece` itself, of unigram and BPE models, with their own
-normalization. It differs in two rare cases: the text of a control symbol ("</s>") is split after its first
-character, and the tokenizers library drops combining marks behind a character that normalization replaces.
-Letters that are written in parts, as Korean and Vietnamese from a Mac, are composed before, for the library
-does not look for them.
+For unigram and BPE models, with their own normalization, the tokenizer gives the same token ids as
+`sentencepiece` itself, except in two rare cases: the text of a control symbol ("</s>") is split after its
+first character, and the tokenizers library drops combining marks after a character that normalization
+replaces. Decomposed letters, such as those of Korean and Vietnamese texts from a Mac, are composed (NFC)
+first, because the library does not look for them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def sentencepiece_tokenizer(file: Path) -> PreTrainedTokenizerFast:
         file: `NAME.model`.
 
     Raises:
-        UserError: the package is missing, or the file is no such model, or one of characters or words.
+        UserError: the package is missing, or the file is not a SentencePiece model of type unigram or BPE.
     """
     model = _read(file)
     tokenizer = Tokenizer(_model_of(model, file))
@@ -98,12 +98,12 @@ def _model_of(model: Any, file: Path) -> Any:
         unk_token=model.pieces[spec.unk_id].piece,
         fuse_unk=True,
         byte_fallback=has_bytes,
-        ignore_merges=bool(_given(model.pieces)),  # no merges make these
+        ignore_merges=bool(_given(model.pieces)),  # user-defined pieces have no merges
     )
 
 
 def _merges(pieces: Any, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
-    """The pairs that make a piece; SentencePiece merges those of the best piece first."""
+    """Return all pairs of pieces that form a piece, best first, as SentencePiece merges them."""
     ranked = sorted(
         (number for number, piece in enumerate(pieces) if piece.type not in (_UNKNOWN, _CONTROL, _BYTE)),
         key=lambda number: -pieces[number].score,
@@ -128,12 +128,15 @@ def _normalizer(spec: Any) -> Any:
 
 
 def _given(pieces: Any) -> list[str]:
-    """The pieces that were given to the training; they are tokens wherever they stand, long ones first."""
+    """Return the user-defined pieces, longest first; each is a token wherever it occurs."""
     given = (piece.piece for piece in pieces if piece.type == _USER_DEFINED)
     return sorted(given, key=len, reverse=True)
 
 
 def _beginnings(pieces: Any) -> Regex:
-    """The first character of each control symbol in a text: what follows is split off, so that it is text."""
+    """Match the first character of each control symbol in a text.
+
+    The text is split after it, so that the symbol is encoded as ordinary text.
+    """
     names = [piece.piece for piece in pieces if piece.type in (_UNKNOWN, _CONTROL)]
     return Regex("|".join(f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in names))

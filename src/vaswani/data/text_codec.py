@@ -1,8 +1,9 @@
-"""Encode and decode the texts of one side, source or target, of a model.
+"""Encode and decode the texts of one side of a model, source or target.
 
-A tokenizer of the library stores the settings of its last call: truncation, padding, and whether it encodes
-sources or targets. Threads that share a tokenizer would mix these up. A `TextCodec` lets one thread at a time
-use a tokenizer and never lets it truncate: `Frame.cut` shortens the tokens afterwards.
+A tokenizer of transformers stores the settings of its last call: truncation, padding, and whether it encodes
+sources or targets. Threads that share a tokenizer would overwrite each other's settings. A `TextCodec` lets
+only one thread at a time use a tokenizer, and never lets it truncate: `Frame.cut` shortens the tokens
+afterwards.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ class Frame:
     """The special tokens that a tokenizer adds to every text.
 
     Args:
-        leading: before the text.
-        trailing: after the text; some tokenizers add a language after the end token.
-        keeps_end: whether truncation removes the beginning (`truncation_side="left"`).
+        leading: token ids before the text.
+        trailing: token ids after the text; some tokenizers add a language after the end token.
+        keeps_end: truncation removes the beginning of the text (`truncation_side="left"`).
     """
 
     leading: tuple[int, ...]
@@ -60,7 +61,7 @@ class Frame:
         return len(self.leading) + len(self.trailing)
 
     def cut(self, row: Sequence[Any], most: int) -> list[Any]:
-        """Truncate tokens, or values per token, to `most` and keep the special tokens."""
+        """Truncate tokens, or values per token, to `most`; the special tokens are kept."""
         surplus = len(row) - most
         if surplus <= 0:
             return list(row)
@@ -80,15 +81,15 @@ class Frame:
 class TextCodec:
     """Encodes and decodes the sources or targets of a model; thread-safe.
 
-    Sources are encoded like `tokenizer(texts)`, targets like `tokenizer(text_target=texts)`, with the
-    vocabulary of their side where a tokenizer has two. The tokenizer's `source_prefix`, such as T5's
-    "translate English to German: ", comes before each source (see `for_languages`).
+    Sources are encoded like `tokenizer(texts)`, targets like `tokenizer(text_target=texts)`. If a tokenizer
+    has two vocabularies, each side uses its own. The tokenizer's `source_prefix`, such as T5's "translate
+    English to German: ", is put before each source (see `for_languages`).
 
-    "</s>" inside a text is text for tokenizers with `plain_texts` (see `text_options`).
+    Tokenizers with `plain_texts` encode "</s>" inside a text as ordinary text (see `text_options`).
 
     Args:
         tokenizer: adds the special tokens that the model was trained with. Codecs may share it.
-        side: of the texts.
+        side: `"source"` or `"target"`.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, side: Side = "source"):
@@ -106,9 +107,9 @@ class TextCodec:
         """Encode texts without truncation and padding.
 
         Args:
-            texts: a list of texts, or two for pairs.
+            texts: a list of texts, or two lists for pairs.
             adds_prefix: put the source prefix before sources.
-            options: of the tokenizer's call; default those of `text_options`.
+            options: options of the tokenizer's call; they override those of `text_options`.
 
         Raises:
             UserError: the tokenizer fails, or does not know the language of the targets.
@@ -137,7 +138,7 @@ class TextCodec:
             return self._view.batch_decode(token_ids, skip_special_tokens=not keeps_special)
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
-        """Return the tokens of ids as they stand in the vocabulary of this side."""
+        """Return the tokens of token ids, as written in the vocabulary of this side."""
         with exclusive(self.tokenizer):
             return self._view.convert_ids_to_tokens(list(token_ids))
 
@@ -154,16 +155,19 @@ class TextCodec:
         return self._view.get_vocab()
 
     def unknown_id(self) -> int | None:
-        """Return the id of the unknown token, or None; GPT-2's tokenizer gives its end token for it."""
+        """Return the id of the unknown token, or None.
+
+        Also None if it is the end token, as in GPT-2's tokenizer.
+        """
         unknown = self.tokenizer.unk_token_id
         return None if unknown == self.tokenizer.eos_token_id else unknown
 
     def special_ids(self) -> set[int]:
-        """Return the ids of special tokens, without the unknown token, which stands for text."""
+        """Return the ids of special tokens, except the unknown token, which represents text."""
         return set(self.tokenizer.all_special_ids) - {self.unknown_id()}
 
     def frame(self) -> Frame:
-        """Return the special tokens that the tokenizer, as it is set now, adds to every text."""
+        """Return the special tokens that the tokenizer, with its present settings, adds to every text."""
         keeps_end = self.tokenizer.truncation_side == "left"
         for probe in _PROBES:
             (plain,), (whole,) = self.token_ids([probe], add_special_tokens=False), self.token_ids([probe])
@@ -194,16 +198,17 @@ class TextCodec:
 
 
 def text_options(tokenizer: PreTrainedTokenizerBase) -> dict[str, bool]:
-    """Return the options of a tokenizer's call with which it encodes the texts of a corpus or a user.
+    """Return the options of a tokenizer's call for texts of a corpus or a user.
 
-    With `plain_texts` in its tokenizer_config.json, special tokens in a text are text. What writes special
-    tokens itself, as a chat template does, is encoded without these options.
+    With `plain_texts` in tokenizer_config.json, a special token written in a text is encoded as ordinary
+    text. Texts with real special tokens, such as those from a chat template, are encoded without these
+    options.
     """
     return {"split_special_tokens": True} if tokenizer.init_kwargs.get(PLAIN_TEXTS) else {}
 
 
 def text_settings(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Return what the tokens of a text depend on, beside the tokenizer's own files: plain JSON values."""
+    """Return the settings outside the Rust tokenizer that the tokens of a text depend on, as JSON values."""
     return {
         "prefix": source_prefix(tokenizer),
         "split": tokenizer.split_special_tokens,
@@ -214,15 +219,15 @@ def text_settings(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
 def check_alike(
     tokenizers: Sequence[PreTrainedTokenizerBase], others: Sequence[PreTrainedTokenizerBase], whose: str
 ) -> None:
-    """Check that two models read the same tokens around a text, as they get the same tokens.
+    """Check that two models expect the same source prefix and special tokens, since they get the same input.
 
     Args:
-        tokenizers: the source and the target tokenizer of one.
-        others: those of the other.
-        whose: names both, for messages.
+        tokenizers: the source and the target tokenizer of one model.
+        others: the source and the target tokenizer of the other model.
+        whose: names both models in messages.
 
     Raises:
-        UserError: they have other source prefixes or special tokens.
+        UserError: their source prefixes or special tokens differ.
     """
     prefixes = source_prefix(tokenizers[0]), source_prefix(others[0])
     if prefixes[0] != prefixes[1]:
@@ -239,12 +244,12 @@ def check_alike(
 
 
 def begin_token_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the token that begins a sequence: `<s>`, or BERT's `[CLS]`; None if there is none."""
+    """Return the id of the token that begins a sequence: `<s>`, or BERT's `[CLS]`; None without one."""
     return tokenizer.cls_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
 
 
 def end_token_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the token that ends a sequence: `</s>`, or the separator of BERT and FSMT; None without one."""
+    """Return the id of the token that ends a sequence: `</s>`, or BERT's and FSMT's separator; else None."""
     return tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
 
 
@@ -254,13 +259,13 @@ def has_one_vocabulary(source: PreTrainedTokenizerBase, target: PreTrainedTokeni
 
 
 def marks_languages(tokenizer: Any) -> bool:
-    """Return whether the tokenizer adds a language to each text, as those of NLLB, M2M100 and mBART do."""
+    """Return True if the tokenizer adds a language token to each text (NLLB, M2M100, mBART)."""
     names = ("src_lang", "tgt_lang", "set_tgt_lang_special_tokens")
     return all(hasattr(tokenizer, name) for name in names)
 
 
 def source_prefix(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the text that comes before each source; it is saved in tokenizer_config.json."""
+    """Return the text that is put before each source; it is saved in tokenizer_config.json."""
     return tokenizer.init_kwargs.get(SOURCE_PREFIX, "")
 
 
@@ -275,13 +280,14 @@ def for_languages(
     """Return the tokenizers of a model for a pair of languages.
 
     Args:
-        source: encodes sources; it is copied where it changes.
-        target: encodes and decodes targets, and may be the same object, as it then is in the result.
+        source: encodes sources; it is copied before it is changed.
+        target: encodes and decodes targets. If it is the same object as `source`, the results are one object
+            too.
         source_language: as the tokenizer names it ("en" for M2M100, "eng_Latn" for NLLB, "en_XX" for mBART);
             None leaves it as it is.
         target_language: likewise.
-        source_prefix: comes before each source, as T5's "translate English to German: ", or the language of
-            a Marian model with several ones, ">>fra<< "; empty for none. None leaves it as it is.
+        source_prefix: text put before each source, such as T5's "translate English to German: ", or the
+            language of a multilingual Marian model, ">>fra<< "; empty for none. None leaves it as it is.
 
     Raises:
         UserError: the tokenizer does not know the language, or has no languages.
@@ -299,7 +305,7 @@ def for_languages(
 
 
 def _changed(tokenizer: PreTrainedTokenizerBase, settings: dict[str, str]) -> PreTrainedTokenizerBase:
-    """Return a copy of a tokenizer with settings, which are saved with it."""
+    """Return a copy of a tokenizer with other settings, which are saved with it."""
     other = copy.deepcopy(tokenizer)
     other.init_kwargs.update(settings)
     for name, value in settings.items():
@@ -324,7 +330,7 @@ def _check_language(tokenizer: Any, option: str, language: str) -> None:
 
 
 def languages_of(tokenizer: Any) -> list[str]:
-    """The languages that a tokenizer with `src_lang` and `tgt_lang` has tokens for."""
+    """Return the languages for which a tokenizer with `src_lang` and `tgt_lang` has tokens."""
     by_code = getattr(tokenizer, "lang_code_to_token", None)  # M2M100's
     if by_code is not None:
         return [code for code, token in by_code.items() if token in tokenizer.get_vocab()]
@@ -335,7 +341,7 @@ def languages_of(tokenizer: Any) -> list[str]:
 
 
 def _check_target_language(tokenizer: Any) -> None:
-    """Raise a UserError if the tokenizer adds a language to each target and does not know it."""
+    """Raise a UserError if the tokenizer adds a language to each target but has no token for it."""
     if not marks_languages(tokenizer):
         return
     known = getattr(tokenizer, "lang_code_to_token", None)  # M2M100's
@@ -364,7 +370,7 @@ def _one_sided(tokenizer: PreTrainedTokenizerBase, side: Side) -> Any:
     if "spm_source" in state:
         model = state[f"spm_{side}"]
         state["spm_source"] = state["spm_target"] = state["current_spm"] = model
-    if "tgt_lang" in state:  # of FSMT, for the Moses rules
+    if "tgt_lang" in state:  # FSMT chooses its Moses rules by it
         state["src_lang"] = state["tgt_lang"] = state["tgt_lang" if side == "target" else "src_lang"]
     view = object.__new__(type(tokenizer))
     view.__dict__ = state
@@ -377,7 +383,7 @@ def _name(tokenizer: PreTrainedTokenizerBase) -> str:
 
 @contextmanager
 def exclusive(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
-    """Let one thread at a time use a tokenizer.
+    """Let only one thread at a time use a tokenizer.
 
     Raises:
         UserError: the tokenizer's Rust code panics.

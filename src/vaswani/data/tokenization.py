@@ -1,23 +1,23 @@
 """Byte-level tokenizers that reproduce every text exactly.
 
-Subwords follow Sennrich et al. (2016, arXiv:1508.07909), over bytes, so that nothing is unknown. The
-tokenizers are plain transformers ones: `AutoTokenizer.from_pretrained(directory)` loads them without this
-package, and `tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text` for every text that
-holds no special token.
+Subwords follow Sennrich et al. (2016, arXiv:1508.07909), but over bytes, so no text is unknown. The
+tokenizers are standard ones of transformers: `AutoTokenizer.from_pretrained(directory)` loads them without
+this package, and `tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text` for every text
+that holds no special token.
 
-A space belongs to the next word, and every text is encoded with a space in front, which decoding removes,
-so that a word has the same token at the beginning of a sentence as inside it. Causal models are the
-exception, as what they write follows a prompt. Letters form words (with combining marks and joiners, so that
-Indic syllables stay whole); digits and punctuation marks are separate tokens, so that numbers are copied
-digit by digit and a word is the same token before any punctuation.
+A space belongs to the next word. Every text is encoded with a space in front, which decoding removes, so a
+word has the same token at the beginning of a sentence as inside it. Tokenizers of causal models add no space,
+because their output follows a prompt. Letters form words (with combining marks and joiners, so Indic
+syllables stay whole). Digits and punctuation marks are separate tokens, so numbers are copied digit by digit
+and a word is the same token before any punctuation.
 
-Text that looks like a special token is text in the corpora and commands of this package (`plain_texts`, see
-`TextCodec`): "</s>" in a sentence is encoded as four characters. Tokenizers of masked language models are the
-exception: users write "<mask>" for a missing word. A plain call of a tokenizer finds special tokens in its
-text, as other libraries and chat templates expect.
+In the corpora and commands of this package, text that looks like a special token is ordinary text
+(`plain_texts`, see `TextCodec`): "</s>" in a sentence is encoded as four characters. Tokenizers of masked
+language models are the exception: users write "<mask>" for a missing word. A direct call of a tokenizer
+parses special tokens in its text, as other libraries and chat templates expect.
 
-The special tokens around a text depend on the `Purpose` of the model. A model that learns to write removed
-text has markers of it among its special tokens.
+The special tokens around a text depend on the `Purpose` of the model. If a model learns to write removed
+text, the markers of removed text are special tokens too.
 """
 
 import copy
@@ -49,20 +49,20 @@ from vaswani.errors import UserError, one_line
 from vaswani.files.json_files import read_object
 
 PAD_TOKEN, BOS_TOKEN, EOS_TOKEN = SPECIAL_TOKENS = ("<pad>", "<s>", "</s>")  # their ids are 0, 1 and 2
-MASK_TOKEN = "<mask>"  # its id is 3, where there is one
+MASK_TOKEN = "<mask>"  # id 3 in tokenizers of masked models
 _JSON_FILES = ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json")
 _VOCABULARIES = ("tokenizer.json", "*vocab*", "*.model", "*.spm", "*.txt")  # of transformers' tokenizers
 TARGET_SUBFOLDER = "target_tokenizer"
-_OF_SOURCES = "has_target_tokenizer"  # key in tokenizer_config.json, which other libraries save again
+_OF_SOURCES = "has_target_tokenizer"  # key in tokenizer_config.json, which other libraries preserve
 NUM_BYTES = 256
-_NO_LIMIT = 10**12  # tokens; a tokenizer that knows no limit has a `model_max_length` far above
+_NO_LIMIT = 10**12  # tokens; without a limit, a tokenizer has a far larger `model_max_length`
 
 # "translation" ends a text with </s>; "masked", for models like BERT, encodes <s> text </s> or pairs of
-# texts, and has a mask; "causal" begins with <s> and leaves the end to the model.
+# texts, and has a mask token; "causal" begins with <s> and adds no end, which the model predicts.
 Purpose = Literal["translation", "masked", "causal"]
 # "bpe" merges frequent pairs of tokens (Sennrich et al., 2016); "unigram" keeps the pieces that make the
-# texts most likely (Kudo, 2018, arXiv:1804.10959); "char" has a token for each frequent character, and the
-# bytes of the others; "byte" has the bytes alone.
+# texts most likely (Kudo, 2018, arXiv:1804.10959); "char" has a token for each frequent character, and splits
+# other characters into bytes; "byte" has only bytes.
 Kind = Literal["bpe", "unigram", "byte", "char"]
 _TEMPLATES = {
     "translation": (f"$A {EOS_TOKEN}", f"$A {EOS_TOKEN} $B {EOS_TOKEN}"),
@@ -96,13 +96,13 @@ def train_tokenizer(
             larger than memory. For a vocabulary shared by source and target, give the texts of both.
         vocab_size: tokens in the vocabulary, including special tokens and the 256 bytes. A small corpus may
             yield fewer, so a model's vocabulary size is `len(tokenizer)`.
-        kind: of the tokens (see `Kind`).
+        kind: kind of tokens (see `Kind`).
         purpose: selects the special tokens around each text (see `Purpose`).
         token_types: return `token_type_ids`, 0 and 1 for the first and second text of a pair.
-        markers: more special tokens, of removed text; `<mask>` is the tokenizer's mask.
-        tags: tokens that texts begin with, such as the language to translate to, with the space behind them.
-            They are part of the text, so they stay whole where special tokens in a text do not.
-        min_frequency: of pairs of tokens that are merged; "unigram" has none.
+        markers: additional special tokens that mark removed text; `<mask>` becomes the mask token.
+        tags: tokens that texts begin with, together with the space behind them, such as the language to
+            translate to. They are part of the text: they stay whole where special tokens in a text do not.
+        min_frequency: minimum frequency of a pair of tokens to be merged; ignored by "unigram".
         model_max_length: limit of `truncation=True`; None for no limit, as for sinusoidal positions.
 
     Raises:
@@ -137,16 +137,16 @@ def _with_tags(tokenizer: PreTrainedTokenizerFast, tags: Sequence[str]) -> PreTr
     return tokenizer
 
 
-_STEP = 1e-4  # between the scores that the trainer gives to characters which the texts do not have
-_DIGITS = 6  # of scores; the trainer's sums differ in the fourteenth
+_STEP = 1e-4  # difference between the scores that the trainer gives to characters missing from the texts
+_DIGITS = 6  # decimals of scores; the trainer's sums differ between runs in the fourteenth
 
 
 def _in_fixed_order(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
-    """Return the pieces of a unigram vocabulary in an order that depends on nothing but the texts.
+    """Return the pieces of a unigram vocabulary in an order that depends only on the texts.
 
-    The trainer lists pieces of equal score in the order of a hash table, which is another each time. In such
-    an order it also gives scores, from the lowest upwards, to the characters that the texts do not have.
-    Special tokens, which come first, have 0.
+    The trainer lists pieces of equal score in the order of a hash table, which differs from run to run. In
+    such an order it also assigns scores, from the lowest upwards, to characters that are missing from the
+    texts. Special tokens come first and have score 0.
     """
     specials = [(piece, score) for piece, score in pieces if score == 0]
     scores = {piece: round(score, _DIGITS) for piece, score in pieces if score != 0}
@@ -162,9 +162,10 @@ def _in_fixed_order(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
 
 
 def _in_thread(work: Callable[[], object]) -> None:
-    """Run a function in a thread, so that Ctrl-C and SIGTERM can end the wait.
+    """Run a function in a thread, so that Ctrl-C and SIGTERM can interrupt it.
 
-    Python handles signals in the main thread, between its own instructions: library code can take minutes.
+    Python handles signals only in the main thread, between Python instructions; a library call in that thread
+    could delay them for minutes.
     """
     errors: list[BaseException] = []
 
@@ -187,7 +188,7 @@ def check_vocab_size(
 ) -> None:
     """Raise a `UserError` unless a vocabulary has room for the bytes and the special tokens.
 
-    The trainer of unigram models takes no heed of the size unless there is room for one more.
+    A unigram vocabulary needs room for one more token; otherwise its trainer ignores the size.
     """
     special_tokens = _special_tokens(purpose, markers, mask_takes_space=True)
     smallest = NUM_BYTES + len(special_tokens) + (kind == "unigram")
@@ -229,16 +230,16 @@ def byte_tokenizer(
 def bytes_of_tokens(tokenizer: PreTrainedTokenizerBase) -> npt.NDArray[np.int64]:
     """Return the number of bytes in each token of a byte-level tokenizer: int64 [V]; 0 for special tokens.
 
-    Bytes that the tokenizer adds before a text (see `bytes_in_front`) count in its first token.
+    The first token of a text includes the bytes that the tokenizer adds in front (see `bytes_in_front`).
     """
     names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    lengths = np.array([len(name) for name in names], dtype=np.int64)  # a character stands for each byte
+    lengths = np.array([len(name) for name in names], dtype=np.int64)  # one character per byte
     lengths[tokenizer.all_special_ids] = 0
     return lengths
 
 
 def is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether token names have a character for each byte, tested on a text."""
+    """Return True if token names have one character per byte; tested on a short text."""
     text = "aé 中"
     (ids,) = TextCodec(tokenizer).token_ids([text], add_special_tokens=False)
     return int(bytes_of_tokens(tokenizer)[ids].sum()) - bytes_in_front(tokenizer) == len(text.encode())
@@ -259,13 +260,13 @@ def length_limit(tokenizer: PreTrainedTokenizerBase) -> int | None:
 def save_tokenizers(
     source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, directory: str | Path
 ) -> None:
-    """Save the source tokenizer in `directory` and a different target tokenizer in a subfolder."""
+    """Save the source tokenizer in `directory` and the target tokenizer, if different, in a subfolder."""
     target_directory = Path(directory) / TARGET_SUBFOLDER
     _save_tokenizer(source, Path(directory), has_target=target is not source)
     if target is not source:
         _save_tokenizer(target, target_directory)
     elif target_directory.exists():
-        shutil.rmtree(target_directory)  # of an earlier model; it would be loaded with this one
+        shutil.rmtree(target_directory)  # from an earlier model; it would be loaded with this one
 
 
 def load_tokenizers(directory: str | Path) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
@@ -287,7 +288,10 @@ def load_tokenizers(directory: str | Path) -> tuple[PreTrainedTokenizerBase, Pre
 
 
 def _special_tokens(purpose: Purpose, markers: Sequence[str], mask_takes_space: bool) -> list[AddedToken]:
-    """Return the special tokens in the order of their ids; a masked model's mask may take a space."""
+    """Return the special tokens in the order of their ids.
+
+    With `mask_takes_space`, the mask token of a masked model includes the space before it.
+    """
     tokens = [AddedToken(name, special=True, normalized=False) for name in SPECIAL_TOKENS]
     if purpose == "masked":
         tokens.append(AddedToken(MASK_TOKEN, special=True, normalized=False, lstrip=mask_takes_space))
@@ -301,15 +305,17 @@ _PIECES_OF_BYTES = [
 
 
 def _with_words(tokenizer: Tokenizer, purpose: Purpose) -> Tokenizer:
-    """Make a tokenizer split texts into words, with a space before the first too, but not for causal models.
+    """Make a tokenizer split texts into words, with a space before the first word unless the model is causal.
 
-    A causal model's continuation is decoded alone and follows a prompt (`pipeline("text-generation")`): what
-    decoding drops at its beginning would be missing between them. So GPT-2's tokenizer adds no space either.
+    A causal model's continuation is decoded alone and follows a prompt (`pipeline("text-generation")`). A
+    space that decoding removed at its beginning would be missing between the two. GPT-2's tokenizer adds no
+    space either.
     """
     if purpose == "causal":
         return _with_bytes(tokenizer, _PIECES_OF_BYTES)
     if purpose == "masked":
-        # Only the first piece gets a space, not the text after a mask. (Decoding drops a text's own space.)
+        # Only the first piece gets a space, not the text after a mask. (Decoding removes a leading space that
+        # the text itself has.)
         first_space = pre_tokenizers.Metaspace(replacement=" ", prepend_scheme="first", split=False)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([first_space, *_PIECES_OF_BYTES])
     else:
@@ -390,7 +396,7 @@ def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path, has_tar
     if drops:
         tokenizer.backend_tokenizer.model.dropout = None
     with exclusive(tokenizer):
-        if tokenizer.is_fast:  # else the settings of the last call are saved
+        if tokenizer.is_fast:  # otherwise the truncation and padding of the last call would be saved
             tokenizer.backend_tokenizer.no_padding()
             tokenizer.backend_tokenizer.no_truncation()
         tokenizer.save_pretrained(directory)

@@ -18,15 +18,15 @@ TASKS = ("classification", "multi_label", "regression", "tagging")
 
 
 def read_text(cell: Any, task: str) -> str | list[str] | None:
-    """Return the text of a cell or, for tagging, its words, as they are.
+    """Return the text of a cell or, for tagging, its words, unchanged.
 
-    Words are a list, a JSON list of texts, or separated by spaces.
+    Words are a list, a JSON list of texts, or a text of words separated by white space.
 
     Returns:
         None if there is no text.
 
     Raises:
-        ValueError: the cell is a list for a task on texts, or a list of something else than words.
+        ValueError: the cell is a list and the task takes texts, or the list holds something other than words.
     """
     if task == "tagging":
         return _words(cell)
@@ -41,13 +41,14 @@ def read_label(cell: Any, task: str, separator: str = ",") -> str | list[str] | 
     Args:
         cell: from a file.
         task: one of `TASKS`.
-        separator: between labels in one text, unless it is a JSON list.
+        separator: separates labels in one text, unless the text is a JSON list.
 
     Returns:
         None for null and NaN.
 
     Raises:
-        ValueError: the cell is not a label of this task; the message continues "row 1 of FILE".
+        ValueError: the cell is not a label of this task. The message is the rest of a sentence that begins
+            with "row 1 of FILE".
     """
     if cell is None or cell != cell:
         return None
@@ -74,7 +75,7 @@ def _name(cell: Any) -> str:
 
 
 def _several(cell: Any, separator: str) -> list[str]:
-    """Return the distinct labels in their order."""
+    """Return the distinct labels in order of first occurrence."""
     if isinstance(cell, str):
         cell = _listed(cell, otherwise=cell.split(separator))
     items = cell if isinstance(cell, list) else [cell]
@@ -85,7 +86,7 @@ def _several(cell: Any, separator: str) -> list[str]:
 
 
 def _listed(text: str, otherwise: list[Any]) -> list[Any]:
-    """Return the items of a JSON list, or what a text is otherwise; refuse a list as Python prints it."""
+    """Return the items of a JSON list, or `otherwise`; refuse a list as Python prints it."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -119,7 +120,7 @@ def _tags(cell: Any) -> list[str] | None:
 
 
 def _words(cell: Any) -> list[str] | None:
-    """Return a sequence of words, which keep their white space; whole numbers are words too."""
+    """Return a list of words; in a list, words keep their white space and whole numbers are words too."""
     if isinstance(cell, str):
         listed = _listed(cell, otherwise=[])
         return listed if listed and all(isinstance(word, str) for word in listed) else cell.split()

@@ -1,8 +1,8 @@
 """Labelled texts: rows with one or two texts and a label, several labels, a number, or a tag for each word.
 
-Sources and counts are those of other corpora (see `data/sources/corpus.py`). Labels may be text, numbers,
-true and false, or lists; classes in files of `datasets` are read by their names. Words and tags may be in
-columns, as in CoNLL files.
+Rows are read and counted as in other corpora (see `data/sources/corpus.py`). Labels may be text, numbers,
+booleans or lists; classes in files of `datasets` are read by name. Words and tags may be in columns, as in
+CoNLL files.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ LABEL_FEATURES = {
 
 @dataclass
 class LabelledSpec(BaseCorpusSpec):
-    """Labelled texts with their fields; two text files pair texts and labels line by line.
+    """Labelled texts, and their fields; two text files are paired line by line, as texts and labels.
 
     Args:
         task: `"classification"` (one label per text), `"multi_label"` (any number of labels), `"regression"`
             (a number) or `"tagging"` (a tag for each word).
-        text_field: field of the text or, for tagging, its words.
+        text_field: field of the text or, for tagging, of its words.
         text_pair_field: field of a second text.
         label_field: field of the label, labels, number or tags.
         label_separator: separates labels that are given as one text.
@@ -71,18 +71,18 @@ class LabelledSpec(BaseCorpusSpec):
 
     @property
     def options(self) -> dict[str, str]:
-        """The option for each column, with the field that it names."""
+        """The name of the field to read for each option, such as `text_field`."""
         names = {name: getattr(self, name) for name in ("text_field", "text_pair_field", "label_field")}
         return {option: name for option, name in names.items() if name is not None}
 
     @property
     def folder_endings(self) -> tuple[str, ...]:
-        """The endings of files that are found in a folder, CoNLL's included for tagging."""
+        """The file endings to look for in a folder; for tagging also those of CoNLL files."""
         return (*super().folder_endings, *(CONLL_ENDINGS if self.task == "tagging" else ()))
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The options that the rows of given files depend on."""
+        """The options that the rows of files depend on."""
         return {**self.options, "task": self.task, "label_separator": self.label_separator}
 
     @property
@@ -94,15 +94,16 @@ class LabelledSpec(BaseCorpusSpec):
 
 
 def load_labelled(spec: LabelledSpec, splits: Sequence[str] = SPLITS) -> Corpus:
-    """Load the requested splits of labelled texts that exist into memory.
+    """Load the requested splits of labelled texts into memory, as far as they exist.
 
     Returns:
         Splits with columns `text` (for tagging a list of words), `text_pair` if there is one, and `label`: a
-        name, a list of names, or a number. Rows without a text or a label are left out and counted, and so is
-        a split without labels, such as the test data of a competition.
+        name, a list of names, or a number. Rows without a text or a label are left out and counted. A split
+        without labels, such as the test data of a competition, is left out.
 
     Raises:
-        UserError: as `load_corpus`; or a label does not fit the task, or numbers of words and tags differ.
+        UserError: as `load_corpus`; or a label does not fit the task; or a row has more words than tags, or
+            fewer.
     """
     return load_in_memory(spec, splits, sources=(_file_table, _dataset_table), rows_of=_labelled_rows)
 
@@ -154,7 +155,7 @@ def _dataset_table(
 
 
 def _arrow_rows(table: pa.Table, spec: LabelledSpec) -> Iterator[Row]:
-    """Yield the rows of a table in memory, with names for the classes that `datasets` stores as numbers."""
+    """Yield the rows of a table in memory; class numbers of `datasets` become class names."""
     is_of_datasets = b"huggingface" in (table.schema.metadata or {})
     features = Features.from_arrow_schema(table.schema) if is_of_datasets else {}
     fields = spec.options.values()
@@ -164,7 +165,7 @@ def _arrow_rows(table: pa.Table, spec: LabelledSpec) -> Iterator[Row]:
 
 
 def _class_names(features: Mapping[str, Any], field: str) -> list[str] | None:
-    """Return the names of the classes that a field, or a list in it, stores as numbers."""
+    """Return the class names of a field, or of a list in it, that stores classes as numbers; else None."""
     feature: Any = features
     for part in [field] if field in features else field.split("."):
         feature = feature.get(part) if isinstance(feature, dict) else None
@@ -182,12 +183,12 @@ def _named(cell: Any, names: list[str] | None) -> Any:
 
 
 def read_conll(path: Path) -> Iterator[Row]:
-    """Read sentences from a CoNLL file, which has a line for each word and a blank line after each sentence.
+    """Read sentences from a CoNLL file: one line per word and a blank line after each sentence.
 
     Yields:
         The words, from the first column, and their tags, from the last; None for a sentence with a line of
-        one column. Lines that begin a document are skipped, and so are the comments of CoNLL-U before a
-        sentence (`# text = ...`). Where a line has tabs, they alone separate its columns.
+        one column. Lines that begin a document are skipped, and so are comments of CoNLL-U before a sentence
+        (`# text = ...`). If a line has tabs, only tabs separate its columns.
     """
     words: list[list[str]] = []
     for line in itertools.chain(reading._lines(path), [""]):
@@ -225,7 +226,7 @@ def _labelled_rows(table: Source, spec: LabelledSpec, report: RowReport) -> Iter
 
 
 def _read_row(cells: tuple[Any, ...], spec: LabelledSpec, where: str) -> list[Any]:
-    """Return the texts and the label of a row, None where there is nothing."""
+    """Return the texts and the label of a row; None for each that is missing."""
     *texts, label = cells
     try:
         return [
@@ -251,6 +252,6 @@ def _problem_of(row: dict[str, Any] | None) -> str | None:
 
 
 def _problem_of_texts(texts: list[Any]) -> str | None:
-    """Return the same for texts and lists of words."""
+    """Return the problem of a row's texts or lists of words, as `_problem_of` does."""
     parts = [part for text in texts for part in (text if isinstance(text, list) else [text])]
     return next(filter(None, (reading.problem_of((part,)) for part in parts)), None)

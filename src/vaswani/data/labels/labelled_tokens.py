@@ -1,6 +1,6 @@
 """Tokenize labelled texts, and make batches of them.
 
-N rows · B rows of a batch · T its longest row, in tokens · L labels
+N rows · B rows of a batch · T tokens of its longest row · L labels
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ def tokenize_labelled(
         rows: columns `text`, which may be a list of words, `text_pair` if there is one, and `label`.
         tokenizer: adds the special tokens of the model.
         target: returns the `labels` of a row from its `label`, `input_ids` and, for words, `word_starts`: the
-            positions of their first tokens, as far as they are not truncated.
+            position of the first token of each word that is not truncated.
         max_length: maximum tokens of a row, including special tokens; None for no limit.
-        report: receives the counts of longer rows.
+        report: receives the counts of rows that are empty, left out or truncated.
         truncate: truncate longer rows; otherwise they are left out.
 
     Returns:
         The rows with `input_ids`, `labels`, `length` and, if the tokenizer returns them, `token_type_ids`.
 
     Raises:
-        UserError: the limit has no room for text, no row is left, or a word has no token.
+        UserError: the limit leaves no room for text, no row is left, or a word has no token.
     """
     check_room(tokenizer, max_length, pairs="text_pair" in rows.column_names)
     tokens = rows.map(
-        partial(_encode, copy.deepcopy(tokenizer), target, max_length),  # a copy, as truncation is stored
+        partial(_encode, copy.deepcopy(tokenizer), target, max_length),  # a copy: calls store truncation
         batched=True,
         keep_in_memory=True,
         new_fingerprint=secrets.token_hex(16),  # computing one takes long
@@ -72,7 +72,7 @@ def tokenize_labelled(
 
 
 def check_room(tokenizer: PreTrainedTokenizerBase, max_length: int | None, pairs: bool) -> None:
-    """Raise a UserError if a limit on the tokens of a row has no room beside the special tokens."""
+    """Raise a UserError if a limit on the tokens of a row leaves no room beside the special tokens."""
     special = tokenizer.num_special_tokens_to_add(pair=pairs)
     if max_length is not None and max_length <= special:
         raise UserError(
@@ -104,13 +104,13 @@ def encode_texts(
     """Encode texts, pairs of texts or lists of words.
 
     Args:
-        tokenizer: a copy, as truncation is stored in it.
+        tokenizer: a copy, because calls store truncation in it.
         texts: one list, or two of equal length for pairs; a text may be a list of words.
         max_length: longer rows are truncated; None for no limit.
 
     Returns:
-        The tokenizer's columns of each row with, for words, `word_starts` (the positions of their first
-        tokens, as far as they are not truncated), and whether each row was too long.
+        For each row, the tokenizer's columns and, for words, `word_starts` (the position of the first token
+        of each word that is not truncated); and for each row, whether it was too long.
 
     Raises:
         UserError: the tokenizer does not map tokens to words, or a word has no token.
@@ -150,13 +150,14 @@ def _word_starts(word_ids: Sequence[int | None]) -> list[int]:
 
 
 def _words_as_in_text(tokenizer: PreTrainedTokenizerBase, rows: list[list[str]]) -> list[list[str]]:
-    """Return the words of rows in the form in which they get the tokens that they have inside a text.
+    """Return the words of rows with a space in front if the tokenizer needs it to encode them as in a text.
 
-    Some tokenizers, such as GPT-2's and byte tokenizers, expect the space before a word as a part of it. A
+    Some tokenizers, such as GPT-2's and byte tokenizers, treat the space before a word as a part of it. A
     word without tokens, such as a single joiner, becomes the unknown token.
 
     Raises:
-        UserError: the tokenizer does not map tokens to words, or a word has no token.
+        UserError: the tokenizer does not map tokens to words, or a word has no token and the tokenizer has no
+            unknown token.
     """
     if not tokenizer.is_fast:
         raise UserError(

@@ -1,1 +1,1 @@
-"""Questions on texts, and the windows of text in which a model looks for their answers."""
+"""Questions on texts, and the windows of text in which a model looks for the answers."""

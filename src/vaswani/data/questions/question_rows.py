@@ -1,7 +1,7 @@
 """Questions on texts: rows with a text, a question and its answers, which are spans of the text.
 
 Reads SQuAD's own JSON (Rajpurkar et al., 2016, arXiv:1606.05250; with unanswerable questions, 2018,
-arXiv:1806.03822) and tables with the same fields. Sources and counts are those of other corpora (see
+arXiv:1806.03822) and tables with the same fields. Rows are read and counted as in other corpora (see
 `data/sources/corpus.py`).
 """
 
@@ -39,22 +39,22 @@ FEATURES = Features(
         "answers": {"text": List(Value("string")), "answer_start": List(Value("int32"))},
     }
 )
-_OWN_FIELDS = ("id", "context", "question", "answers")  # of SQuAD's JSON
+_OWN_FIELDS = ("id", "context", "question", "answers")  # the fields of SQuAD's JSON
 
 
 @dataclass
 class QuestionSpec(BaseCorpusSpec):
-    """Questions on texts, with the fields of tables; SQuAD's own JSON has fields of its own.
+    """Questions on texts, and the fields of tables; SQuAD's own JSON has fixed fields.
 
     Args:
         id_field: field of a name for each row; without it, rows are numbered from 0.
         context_field: field of the text that holds the answers.
         question_field: field of the question.
         answers_field: field of the answers: an object with the lists `text` and `answer_start`, a list of
-            objects with one `text` and `answer_start` each, or either as JSON. None at all means that the
-            text does not answer the question.
-        answer_start_field: field of the place, in characters, where an answer begins; then `answers_field`
-            holds its text, or each holds a list.
+            objects with one `text` and `answer_start` each, or either of these as JSON. No answers mean that
+            the text does not answer the question.
+        answer_start_field: field of the position, in characters, where an answer begins; `answers_field` then
+            holds its text. Both fields may also hold a list.
     """
 
     columns = ("context", "question", "answers")
@@ -67,13 +67,13 @@ class QuestionSpec(BaseCorpusSpec):
 
     @property
     def options(self) -> dict[str, str]:
-        """The option for each field, with the field that it names; not `id_field`, which may be missing."""
+        """The name of the field to read for each option, except `id_field`, which may be missing."""
         names = ("context_field", "question_field", "answers_field", "answer_start_field")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The options that the rows of given files depend on."""
+        """The options that the rows of files depend on."""
         return {"id_field": self.id_field, **self.options}
 
     @property
@@ -83,22 +83,22 @@ class QuestionSpec(BaseCorpusSpec):
 
 
 def load_questions(spec: QuestionSpec, splits: Sequence[str] = SPLITS) -> Corpus:
-    """Load the requested splits of questions on texts that exist into memory.
+    """Load the requested splits of questions on texts into memory, as far as they exist.
 
     Returns:
         Splits with the columns `id`, `context`, `question` and `answers`: `text` and `answer_start`, lists of
         equal length, which are empty for a question that its text does not answer. Rows without a text, a
-        question or the field of answers are left out and counted, and so is a split without any answers,
-        such as the test data of a competition.
+        question or the field of answers are left out and counted. A split without any answers, such as the
+        test data of a competition, is left out.
 
     Raises:
-        UserError: as `load_corpus`; or an answer cannot be read, or is not in its text where it should be.
+        UserError: as `load_corpus`; or an answer cannot be read, or is not at its position in the text.
     """
     return load_in_memory(spec, splits, sources=(_file_source, _dataset_source), rows_of=_question_rows)
 
 
 def check_ids(questions: Dataset, split: str) -> None:
-    """Raise `UserError` if two questions of a split have the same id, by which answers are written."""
+    """Raise `UserError` if two questions of a split have the same id, since answers are stored by id."""
     rows: dict[str, int] = {}
     for row, name in enumerate(questions["id"][:], start=1):
         if name in rows:
@@ -141,12 +141,12 @@ def _dataset_source(
 
 
 def _fields(existing: Sequence[str], spec: QuestionSpec, where: str) -> list[str]:
-    """Return the fields to read: the id, if there is one, and those of the options, which must exist.
+    """Return the fields to read: the id, if it exists, and the fields of the options, which must exist.
 
     Args:
-        existing: dotted names of what the columns hold, which may be nested.
-        spec: names the fields.
-        where: for messages.
+        existing: dotted names of all leaf fields.
+        spec: names the fields to read.
+        where: name of the source in messages.
     """
     parents = {name[:place] for name in existing for place, letter in enumerate(name) if letter == "."}
     known = [*existing, *sorted(parents - set(existing))]
@@ -158,13 +158,13 @@ def _fields(existing: Sequence[str], spec: QuestionSpec, where: str) -> list[str
 
 
 def _numbered(read: Callable[[], Iterator[Row]], has_id: bool) -> Iterator[Row]:
-    """Yield id, text, question and answers (and places) of each row; without an id, its number."""
+    """Yield id, text, question and answers (and their starts) of each row; its index if it has no id."""
     for number, row in enumerate(read()):
         yield row if row is None or has_id else (number, *row)
 
 
 def squad_articles(path: Path) -> list[Any] | None:
-    """Return the articles of SQuAD's own JSON, or None for a file that holds something else."""
+    """Return the articles of a file in SQuAD's own JSON; None for any other file."""
     if not path.name.lower().removesuffix(".gz").endswith(".json"):
         return None
     with reading.open_text(path) as file:
@@ -182,7 +182,7 @@ def squad_articles(path: Path) -> list[Any] | None:
 
 
 def rows_of_articles(articles: Sequence[Any], name: str) -> Iterator[Row]:
-    """Yield id, text, question and answers of each question; None for one that is not an object."""
+    """Yield id, text, question and answers of each question; None for a question that is not an object."""
     for number, article in enumerate(articles, start=1):
         for paragraph in _list_in(article, "paragraphs", f"article {number:,} of {name}"):
             where = f"a paragraph of article {number:,} of {name}"
@@ -240,15 +240,16 @@ def _problem_of(cells: tuple[Any, ...]) -> str | None:
 
 
 def read_answers(cell: Any, *place: Any) -> dict[str, list[Any]] | None:
-    """Return the answers of a cell, `text` and `answer_start`; None where they are not given.
+    """Return the answers of a cell, `text` and `answer_start`; None if the cell is empty.
 
     Args:
-        cell: an object of two lists, a list of objects, or either as JSON; with a place, the text of an
-            answer or a list of texts, where nothing means that the text does not answer the question.
-        place: where the answer starts, or a list of places, where they are given apart.
+        cell: an object of two lists, a list of objects, or either as JSON. If `place` is given, the text of
+            an answer or a list of texts; if both are empty, the text does not answer the question.
+        place: the start of the answer or a list of starts, if they are in a field of their own.
 
     Raises:
-        ValueError: the cell holds something else; the message continues "row 1 of FILE".
+        ValueError: the cell holds something else. The message is the rest of a sentence that begins with
+            "row 1 of FILE".
     """
     if place:
         texts, places = (each if isinstance(each, list) else [each] for each in (cell, *place))
@@ -293,7 +294,7 @@ def _place(start: Any) -> int:
         place = int(start) if isinstance(start, str) else start
     except ValueError:
         place = None
-    if isinstance(place, float) and place.is_integer():  # of a column with empty cells
+    if isinstance(place, float) and place.is_integer():  # columns with empty cells hold floats
         place = int(place)
     if not isinstance(place, int) or isinstance(place, bool) or place < 0:
         raise ValueError(f"has answer_start={shown(start)}; expected a number of characters, 0 or more")
@@ -301,7 +302,7 @@ def _place(start: Any) -> int:
 
 
 def _faults(answers: dict[str, list[Any]], context: str) -> Iterator[str]:
-    """Yield what is wrong with each answer that is not in its text at its place."""
+    """Yield a description of each answer that is not in its text at `answer_start`."""
     for text, start in zip(answers["text"], answers["answer_start"], strict=True):
         found = context[start : start + len(text)]
         if found != text:
@@ -312,7 +313,7 @@ def _faults(answers: dict[str, list[Any]], context: str) -> Iterator[str]:
 
 
 def _without_margins(answers: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Return answers without white space around them, which no token of an answer holds."""
+    """Return answers without white space around them, which tokens of an answer do not cover."""
     texts, starts = answers["text"], answers["answer_start"]
     margins = [len(text) - len(text.lstrip()) for text in texts]
     moved = [start + margin for start, margin in zip(starts, margins, strict=True)]

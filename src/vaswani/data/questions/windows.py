@@ -1,9 +1,10 @@
-"""Windows: a question with a part of its text, short enough for a model, so that every part is in one.
+"""Cut texts into windows: a question with a part of its text, short enough for a model.
 
-A window holds the question and then consecutive tokens of the text; each shares some tokens with the one
-before it. The tokens of the text have offsets, so that a span of tokens is a span of characters.
+A window holds the question and then consecutive tokens of the text. It overlaps with the window before it,
+and together the windows cover the text. Each token of the text has its character offsets, which convert a
+span of tokens to a span of characters.
 
-B windows of a batch · T the longest of them, in tokens · C tokens of the text in a window
+B windows of a batch · T tokens of the longest window · C tokens of the text in a window
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ class WindowLengths:
     """How a text is cut into windows.
 
     Args:
-        max_length: most tokens of a window, special tokens counted.
-        doc_stride: tokens of a text that a window shares with the one before it.
-        max_question_length: longer questions lose what follows after so many tokens.
+        max_length: maximum tokens of a window, including special tokens.
+        doc_stride: tokens of the text that a window shares with the window before it.
+        max_question_length: longer questions are truncated to this number of tokens.
     """
 
     max_length: int = 384
@@ -42,10 +43,11 @@ class WindowLengths:
     max_question_length: int = 64
 
     def check(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Raise `UserError` unless a window has room for its question and moves on in the text.
+        """Check that the tokenizer is fast and the lengths fit together.
 
         Raises:
-            UserError: likewise, for a tokenizer that does not tell the offsets of tokens.
+            UserError: the tokenizer is slow and has no offsets, or a window has no room for its question, the
+                overlap and at least one new token.
         """
         if not tokenizer.is_fast:
             raise UserError(
@@ -67,11 +69,11 @@ class Window:
     """A question with a part of its text.
 
     Args:
-        row: the number of its question.
-        columns: `input_ids` and what else the tokenizer gives, such as `token_type_ids`; without a mask.
-        null: the place of the token that stands for "no answer in this window".
-        first: the place of the first token of the text.
-        offsets: the first character of each token of the text and the one after its last, [C].
+        row: index of its question.
+        columns: `input_ids` and the tokenizer's other columns, such as `token_type_ids`; no attention mask.
+        null: position of the token that represents "no answer in this window".
+        first: position of the first token of the text.
+        offsets: start and end of each token of the text, in characters, [C].
     """
 
     row: int
@@ -81,10 +83,10 @@ class Window:
     offsets: list[tuple[int, int]]
 
     def labels(self, start: int, end: int) -> tuple[int, int]:
-        """Return the places of the first and the last token of a span of characters.
+        """Return the positions of the first and the last token of a span of characters.
 
         Returns:
-            Twice the place `null` unless the window holds the whole span.
+            Both are `null` unless the window holds the whole span.
         """
         if not self.offsets or start < self.offsets[0][0] or end > self.offsets[-1][1]:
             return self.null, self.null
@@ -103,9 +105,9 @@ def make_windows(
 
     Args:
         tokenizer: fast; adds the special tokens of the model. It keeps the truncation that is set here.
-        questions: one for each text; without white space around it.
+        questions: one for each text; white space around a question is removed.
         contexts: the texts.
-        lengths: which have been checked.
+        lengths: lengths that have been checked.
     """
     with exclusive(tokenizer):
         encoding = tokenizer(
@@ -133,13 +135,13 @@ def make_windows(
 
 
 def _null_place(tokenizer: PreTrainedTokenizerBase, input_ids: list[int]) -> int:
-    """Return the place of the token that stands for no answer: [CLS], the last in XLNet, or the first."""
+    """Return the position of the token that represents no answer: [CLS] (last in XLNet), else the first."""
     cls = tokenizer.cls_token_id
     return input_ids.index(cls) if cls is not None and cls in input_ids else 0
 
 
 def _shortened(tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], most: int) -> list[str]:
-    """Return questions of at most `most` tokens: the longer ones up to the end of their last token."""
+    """Return questions of at most `most` tokens; longer questions are cut at the end of a token."""
     texts = [question.strip() for question in questions]
     long = list(range(len(texts)))
     while long:
@@ -153,7 +155,7 @@ def _shortened(tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], mos
         )
         tokens = dict(zip(long, encoding["offset_mapping"], strict=True))
         long = [number for number in long if len(tokens[number]) > most]
-        for number in long:  # the shorter text may have other tokens: look again
+        for number in long:  # the shorter text may be tokenized differently: check again
             cut = texts[number][: tokens[number][most - 1][1]]
             texts[number] = cut if len(cut) < len(texts[number]) else texts[number][:-1]
     return texts
@@ -167,19 +169,20 @@ def tokenize_questions(
     Args:
         rows: columns `context`, `question` and `answers` (see `load_questions`).
         tokenizer: adds the special tokens of the model.
-        lengths: of the windows.
-        with_offsets: keep what an evaluation needs to find the answers; a training needs less memory without.
+        lengths: lengths of the windows.
+        with_offsets: keep the columns with which an evaluation finds the answers; training needs less memory
+            without them.
 
     Returns:
-        Windows in the order of the rows, with `input_ids`, `labels` (the places of the first and the last
-        token of the first answer, or twice that of no answer), `length`, `token_type_ids` if the tokenizer
-        returns them and, for an evaluation, `row`, `null`, `first` and `offsets`, which are flat: [2C].
+        Windows in the order of the rows, with `input_ids`, `labels` (the positions of the first and the last
+        token of the first answer, or `null` twice without an answer), `length`, `token_type_ids` if the
+        tokenizer returns them and, if `with_offsets`, `row`, `null`, `first` and `offsets`, flattened: [2C].
 
     Raises:
         UserError: the lengths have no room for text, or the tokenizer is slow.
     """
     lengths.check(tokenizer)
-    tokenizer = copy.deepcopy(tokenizer)  # as truncation is stored
+    tokenizer = copy.deepcopy(tokenizer)  # a copy: calls store truncation
     columns = _columns_of(tokenizer, with_offsets)
     return rows.map(
         partial(_window_columns, tokenizer, lengths, list(columns)),
@@ -247,12 +250,13 @@ class WindowCollator:
 
     Args:
         pad_token_id: pads `input_ids`.
-        with_places: whether the batch tells where the tokens of the text are.
+        with_places: also return `places`, the positions of the tokens of the text.
 
     Returns:
-        From windows with `input_ids`, `labels` where there are any, and optionally `token_type_ids`: these
-        and `attention_mask`, int64 [B, T]; `labels` int64 [B, 2]. With `with_places` also `places`, int64
-        [B, 3]: that of no answer, that of the first token of the text, and the number of such tokens.
+        From windows with `input_ids` and optionally `labels` and `token_type_ids`: these and
+        `attention_mask`, int64 [B, T]; `labels` int64 [B, 2]. If `with_places`, also `places`, int64 [B, 3]:
+        the position of the token for no answer, the position of the first token of the text, and the number
+        of tokens of the text.
     """
 
     pad_token_id: int

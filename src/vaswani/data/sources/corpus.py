@@ -1,10 +1,10 @@
-"""One loader for every corpus: files, folders, the Hub and the built-in dates become rows of text.
+"""Load every kind of corpus (files, folders, the Hub, the built-in dates) as rows of text.
 
-A corpus is parallel, of sources and targets (`CorpusSpec`), or of plain texts (`TextCorpusSpec`).
+A corpus is parallel, with sources and targets (`CorpusSpec`), or holds plain texts (`TextCorpusSpec`).
 
-Every row is kept unchanged, or left out and counted in a `RowReport`. A corpus is read once into the cache of
-`datasets` (`HF_DATASETS_CACHE`) under a key of its contents, so that an edited file is read again; or it is
-streamed in constant memory. Nothing is written beside the user's files.
+Every row is kept unchanged, or left out and counted in a `RowReport`. A corpus is either read once into the
+cache of `datasets` (`HF_DATASETS_CACHE`), under a key of its contents, so an edited file is read again; or it
+is streamed in constant memory. Nothing is written beside the user's files.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TEXT_FEATURES = Features({"source": Value("string"), "target": Value("string")})
 
 @dataclass
 class BaseCorpusSpec:
-    """The location of a corpus; subclasses add the fields that are read.
+    """The location of a corpus; subclasses add the fields to read.
 
     Args:
         dataset: `"dates"` for the built-in corpus; a folder that was saved with `save_to_disk` or holds
@@ -56,11 +56,11 @@ class BaseCorpusSpec:
         streaming: read rows when they are needed, for corpora larger than memory and the cache's disk.
 
     Raises:
-        UserError: neither or both of `dataset` and files are given, or more files for a split than columns.
+        UserError: neither or both of `dataset` and files are given, or a split has more files than columns.
     """
 
-    columns: ClassVar[tuple[str, ...]]  # of the rows; each is read from the field that NAME_field gives
-    joins_tables: ClassVar[bool] = False  # whether a split can be several tables, read one after the other
+    columns: ClassVar[tuple[str, ...]]  # of the rows; column NAME is read from the field in option NAME_field
+    joins_tables: ClassVar[bool] = False  # if True, a split can be several tables, read one after the other
 
     dataset: str | None = None
     dataset_config: str | None = None
@@ -91,26 +91,26 @@ class BaseCorpusSpec:
 
     @property
     def options(self) -> dict[str, str]:
-        """The option for each column, with the field that it names."""
+        """The name of the field to read for each option, such as `source_field`."""
         return {f"{column}_field": getattr(self, f"{column}_field") for column in self.columns}
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The options that the rows of given files depend on."""
+        """The options that the rows of files depend on."""
         return self.options
 
     @property
     def folder_endings(self) -> tuple[str, ...]:
-        """The endings of files that are found in a folder."""
+        """The file endings to look for in a folder."""
         return tuple(reading.TABLE_FORMATS)
 
     @property
     def features(self) -> Features:
-        """The columns, all of text."""
+        """The columns, all of which hold text."""
         return Features({column: Value("string") for column in self.columns})
 
     def read_text(self, *paths: Path) -> Iterator[Row]:
-        """Yield the rows of plain text files, one file for each column."""
+        """Yield the rows of plain text files, one file per column."""
         raise NotImplementedError
 
 
@@ -118,7 +118,7 @@ class BaseCorpusSpec:
 class CorpusSpec(BaseCorpusSpec):
     """A parallel corpus with its source and target fields; two text files are paired line by line.
 
-    Several tables are one corpus, in their order; one that is given twice counts twice.
+    Several tables are joined to one corpus in the given order; a table that is given twice is read twice.
 
     Args:
         source_field: field of the source text; a dot reaches into nested columns (`translation.de`).
@@ -153,12 +153,12 @@ class TextCorpusSpec(BaseCorpusSpec):
 
     @property
     def folder_endings(self) -> tuple[str, ...]:
-        """The endings of files that are found in a folder."""
+        """The file endings to look for in a folder."""
         return (*super().folder_endings, *reading.TEXT_ENDINGS)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The options that the rows of given files depend on."""
+        """The options that the rows of files depend on."""
         return {**self.options, "documents": self.documents}
 
     def read_text(self, *paths: Path) -> Iterator[Row]:
@@ -170,11 +170,10 @@ class TextCorpusSpec(BaseCorpusSpec):
 class RowReport:
     """Counts of the rows of one split that have been read so far.
 
-    `kept` rows are used, of which some may be `truncated`. Rows are left out if a side has only white space
+    `kept` rows are used; some of them may be `truncated`. A row is left out if a side has only white space
     (`empty`), too many tokens (`over_long`), bytes that are not UTF-8 (`not_utf8`) or no text at all
-    (`missing_source`, `missing_target`, or `missing_text` in a corpus of plain texts), if they have no label
-    or do not say what the answers are (`missing_label`, `missing_answers`), or if they do not parse
-    (`malformed`).
+    (`missing_source`, `missing_target`, or `missing_text` in a corpus of plain texts), if it has no label
+    (`missing_label`) or no field of answers (`missing_answers`), or if it does not parse (`malformed`).
     """
 
     kept: int = 0
@@ -191,17 +190,17 @@ class RowReport:
 
     @property
     def mispaired(self) -> int:
-        """Rows without text on a side, such as the last lines of the longer of two text files."""
+        """Number of rows without text on a side, such as the last lines of the longer of two text files."""
         return self.missing_source + self.missing_target
 
     @property
     def rows(self) -> int:
-        """All rows read."""
+        """Number of all rows read."""
         return sum(asdict(self).values()) - self.truncated
 
     @property
     def left_out(self) -> int:
-        """Rows that are not used."""
+        """Number of rows that are not used."""
         return self.rows - self.kept
 
     def reset(self) -> None:
@@ -210,13 +209,13 @@ class RowReport:
             setattr(self, count.name, 0)
 
     def leave_out(self, problem: str, count: int) -> None:
-        """Move rows from `kept` to the count of a problem, which is the name of a field."""
+        """Move rows from `kept` to the field that counts a problem, such as `over_long`."""
         self.kept -= count
         setattr(self, problem, getattr(self, problem) + count)
 
     @property
     def lacks(self) -> str | None:
-        """What rows lack from which a model could learn: labels or answers; None if they lack neither."""
+        """What some rows lack for training, "labels" or "answers"; None if they lack neither."""
         if self.missing_label:
             return "labels"
         return "answers" if self.missing_answers else None
@@ -246,7 +245,7 @@ class Corpus:
 
     Args:
         splits: the requested splits that exist.
-        reports: counts of the rows of each split; for a stream, of its latest pass so far.
+        reports: counts of the rows of each split; for a stream, those of the latest pass so far.
         fingerprint: the origin of the rows, with hashes where they are known; plain JSON values.
         available: the names of all splits of the corpus.
     """
@@ -257,14 +256,14 @@ class Corpus:
     available: list[str]
 
     def identity(self) -> dict[str, Any]:
-        """Return what identifies the rows of training and validation, without their paths."""
+        """Return the parts of the fingerprint that identify training and validation rows, without paths."""
         values = self.fingerprint
         whole = {name: values[name] for name in ("dataset", "sha256") if name in values}
         return whole | {name: _without_places(values[name]) for name in SPLITS[:2] if name in values}
 
     @property
     def seen_in_training(self) -> list[str]:
-        """The other splits that share a file with train, by its contents."""
+        """The splits that share a file with the training split, compared by contents."""
         origins = {split: self.fingerprint[split] for split in SPLITS if split in self.fingerprint}
         files = {split: _without_places(origin).get("files", []) for split, origin in origins.items()}
         trained = files.pop("train", [])
@@ -290,15 +289,15 @@ def _without_places(split: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_corpus(spec: BaseCorpusSpec, splits: Sequence[str] = SPLITS) -> Corpus:
-    """Load the requested splits of a corpus that exist.
+    """Load the requested splits of a corpus, as far as they exist.
 
-    Unusable rows are left out and counted in `Corpus.reports` (see `RowReport`). Text files of different
-    lengths, and a split that loses more than half of its rows, log a warning. Splits of a streaming corpus
-    are `IterableDataset`s, whose counts and errors come while they are read.
+    Unusable rows are left out and counted in `Corpus.reports` (see `RowReport`). A warning is logged for text
+    files of different lengths and for a split that loses more than half of its rows. Splits of a streaming
+    corpus are `IterableDataset`s; their rows are counted, and their errors raised, while they are read.
 
     Raises:
-        UserError: a file, folder, field or Hub data set does not exist, a format is unknown, there is none of
-            the splits, or a split has no usable row.
+        UserError: a file, folder, field or Hub data set does not exist, a format is unknown, none of the
+            splits exists, or a split has no usable row.
     """
     if spec.dataset == BUILT_IN_DATES:
         return _load_dates(spec, splits)
@@ -319,17 +318,17 @@ def load_corpus(spec: BaseCorpusSpec, splits: Sequence[str] = SPLITS) -> Corpus:
 def load_in_memory(
     spec: BaseCorpusSpec, splits: Sequence[str], *, sources: tuple[FileSource, RowsSource], rows_of: RowsOf
 ) -> Corpus:
-    """Load the requested splits of a corpus that exist, with cells that may hold more than text.
+    """Load the requested splits of a corpus into memory, as far as they exist; cells need not be text.
 
-    A split other than train is skipped if none of its rows can be used and some lack what a model learns
-    (`RowReport.lacks`), such as the test data of a competition.
+    A split other than train is skipped if none of its rows can be used and some of them lack labels or
+    answers (`RowReport.lacks`), as in the test data of a competition.
 
     Args:
         spec: the location of the corpus, and its features.
-        splits: names.
-        sources: open the files of a split, and a split of a data set (see `find_splits`).
-        rows_of: yields the usable rows of a source as columns, given the spec and the report, and counts the
-            others.
+        splits: names of the splits.
+        sources: two functions, `file_source` and `rows_source` of `find_splits`.
+        rows_of: called with a source, the spec and the report; yields the usable rows as columns and counts
+            the others.
 
     Raises:
         UserError: as `load_corpus`.
@@ -379,9 +378,9 @@ class Source:
     """One split on disk or on the Hub.
 
     Args:
-        name: for messages.
+        name: name of the split in messages.
         rows: starts a pass over all rows.
-        identity: returns what the rows depend on, as plain JSON values.
+        identity: returns everything that the rows depend on, as plain JSON values.
         sides: the names of a pair of text files.
     """
 
@@ -392,7 +391,7 @@ class Source:
 
 
 def arrow_table(dataset: Dataset, fields: Iterable[str]) -> pa.Table:
-    """Return the columns of a data set that hold fields."""
+    """Return the columns of a data set that hold the fields."""
     columns = reading.columns_of(fields, dataset.column_names)
     table: pa.Table = dataset.select_columns(columns).with_format("arrow")[:]
     return table
@@ -448,9 +447,9 @@ def _stream(source: Source, spec: BaseCorpusSpec) -> tuple[IterableDataset, RowR
 
 
 def _cache(source: Source, spec: BaseCorpusSpec, identity: dict[str, Any]) -> tuple[Dataset, RowReport]:
-    """Return the rows as a memory-mapped Arrow file, which is written if the cache does not have it.
+    """Return the rows as a memory-mapped Arrow file, which is written unless it is in the cache.
 
-    The key includes this module and the readers, so that other versions do not share rows.
+    The key includes the code of this module and of the readers, so that other versions do not share rows.
     """
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
     for module in (__file__, reading.__file__):
@@ -488,13 +487,13 @@ RowsOf = Callable[[Source, Any, RowReport], Iterator[dict[str, Any]]]
 def find_splits(
     spec: BaseCorpusSpec, file_source: FileSource, rows_source: RowsSource
 ) -> dict[str, Callable[[], Source]]:
-    """Return a function for each split of a corpus that opens it.
+    """Find the splits of a corpus; return a function that opens each split.
 
     Args:
         spec: the location of the corpus.
         file_source: opens the files of a split.
-        rows_source: makes a source of a split that `datasets` has opened, from its rows, the spec, its name
-            and a function that returns what the rows depend on.
+        rows_source: makes a source from a split that `datasets` has opened, given its rows, the spec, its
+            name and a function that returns everything that the rows depend on.
 
     Raises:
         UserError: the corpus does not exist.
@@ -569,7 +568,7 @@ def existing_file(name: str) -> Path:
 
 
 def _file_source(names: Sequence[str], spec: BaseCorpusSpec) -> Source:
-    """Return a source of tables, or of a plain text file for each column."""
+    """Return a source for tables, or for plain text files, one per column."""
     paths = [existing_file(name) for name in names]
     identity = partial(file_identity, paths, spec)
     tables = [table for path in paths if (table := reading.table_format(path)) is not None]
@@ -590,16 +589,16 @@ def _file_source(names: Sequence[str], spec: BaseCorpusSpec) -> Source:
 
 
 def _rows_of_tables(readers: Sequence[Callable[..., Iterator[Row]]], *names: str) -> Iterator[Row]:
-    """Yield the cells of these fields of one table after the other."""
+    """Yield the cells of the named fields, one table after the other."""
     for rows in readers:
         yield from rows(*names)
 
 
-END_BYTES = 1 << 20  # at the start and the end of a streamed file
+END_BYTES = 1 << 20  # hashed at the start and at the end of a streamed file
 
 
 def file_identity(paths: Sequence[Path], spec: BaseCorpusSpec) -> dict[str, Any]:
-    """Return what the rows of files depend on."""
+    """Return everything that the rows of files depend on."""
     files = [
         {"path": str(path), **(_size_and_ends(path) if spec.streaming else {"sha256": sha256_of(path)})}
         for path in paths
@@ -608,7 +607,7 @@ def file_identity(paths: Sequence[Path], spec: BaseCorpusSpec) -> dict[str, Any]
 
 
 def _size_and_ends(path: Path) -> dict[str, Any]:
-    """Identify a file that is too large to hash in full."""
+    """Identify a file that is too large to hash as a whole, by its size and its two ends."""
     size = path.stat().st_size
     with path.open("rb") as file:
         ends = hashlib.sha256(file.read(END_BYTES))
@@ -659,7 +658,7 @@ def _open_hub(spec: BaseCorpusSpec) -> Mapping[str, Dataset | IterableDataset]:
             return datasets.load_dataset(spec.dataset, spec.dataset_config, streaming=spec.streaming)
     except (UserError, RunError):
         raise
-    except Exception as error:  # of the Hub, the network or the builder of the data set
+    except Exception as error:  # from the Hub, the network or the data set's builder
         raise UserError(
             f"cannot load the data set '{spec.dataset}' from the Hub: {type(error).__name__}: "
             f"{one_line(error)}; check its name, dataset_config and the connection, or give a folder or files"
@@ -682,7 +681,7 @@ def _dataset_source(
     split: str,
     identity: Callable[[], dict[str, Any]],
 ) -> Source:
-    """Return a source of a data set that `datasets` has opened."""
+    """Return a source for a split that `datasets` has opened."""
     name = f"{spec.dataset} ({split})"
     if dataset.features is not None:
         schema = dataset.features.arrow_schema

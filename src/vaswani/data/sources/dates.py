@@ -6,9 +6,10 @@ Babel version; `describe_dates` returns that version and a hash of all rows.
 
 Two rules keep the targets right:
 
-1. A text that can mean two days is left out. Either two locales write different days so (`30 Kas 1999` is in
-   November in Turkish and in May in Taita), or day and month are numbers, the year is last, and swapping the
-   numbers gives another day (`05/06/1999`; but `27/01/1999`, `05/05/1999` and `1999/06/05` stay).
+1. A text that can mean two days is left out. Either two locales write different days the same way
+   (`30 Kas 1999` is in November in Turkish and in May in Taita), or day and month are numbers, the year is
+   last, and swapping the numbers gives another day (`05/06/1999`; but `27/01/1999`, `05/05/1999` and
+   `1999/06/05` stay).
 2. A day belongs to one split, so no day of the validation and test splits occurs in training.
 """
 
@@ -60,7 +61,7 @@ _EXAMPLES = {
 _DIRECTIONAL_MARKS = re.compile("[\u200e\u200f\u061c\u202a-\u202e\u2066-\u2069]")
 _NON_ASCII_DIGIT = re.compile(r"[^\D0-9]")
 _SCHEMA = pa.schema([("source", pa.string()), ("target", pa.string()), ("locale", pa.string())])
-_ANY_YEAR = "YYYY"  # stands for the year where only the rest of a text matters
+_ANY_YEAR = "YYYY"  # replaces the year when only the rest of a text matters
 
 
 def normalize(text: str) -> str:
@@ -70,9 +71,9 @@ def normalize(text: str) -> str:
 
 @dataclass(frozen=True)
 class DateWriter:
-    """How a locale writes dates in one format: a template and the words that fill it.
+    """Writes the dates of a locale in one format, from a template and the words that fill it.
 
-    Writing from these tables is about twenty times as fast as formatting with Babel.
+    This is about twenty times as fast as formatting with Babel.
     """
 
     template: str  # for example "{weekday}, {day} {month} {year}"
@@ -101,7 +102,7 @@ class DateWriter:
         return cls(template, words["month"], words["day"], words.get("weekday", ()))
 
     def write(self, day: datetime.date, year: str = "") -> str:
-        """Return the normalized text of `day`; `year` replaces its year where given."""
+        """Return the normalized text of `day`; `year`, if given, replaces its year."""
         return self.template.format(
             year=year or day.year,
             month=self.months[day.month - 1],
@@ -111,7 +112,7 @@ class DateWriter:
 
     @property
     def is_legible(self) -> bool:
-        """Whether year and day are Gregorian numbers in the digits 0 to 9."""
+        """True if year and day are Gregorian numbers in the digits 0 to 9."""
         for month in range(1, 13):
             day = datetime.date(1999, month, 12 + month)  # the days 13 to 24, and every weekday
             text = self.write(day)
@@ -122,19 +123,19 @@ class DateWriter:
 
     @cached_property
     def is_numeric_with_year_last(self) -> bool:
-        """Whether the month is a number before the year."""
+        """True if the month is a number and comes before the year."""
         month_is_a_number = not any(character.isalpha() for character in self.months[0])
         return month_is_a_number and self.template.index("{month}") < self.template.index("{year}")
 
     def allows_exchange(self, day: datetime.date) -> bool:
-        """Return whether swapping the numbers of day and month gives another day."""
+        """Return True if swapping the numbers of day and month gives another day."""
         return self.is_numeric_with_year_last and day.day <= 12 and day.day != day.month
 
 
 def ambiguous_texts(writers: Iterable[DateWriter]) -> set[str]:
-    """Return the texts, with "YYYY" for the year, that mean different days of one year to the writers.
+    """Return the texts, with "YYYY" for the year, that stand for different days of a year.
 
-    A legible text contains its year, so texts can coincide only within a year.
+    A legible text contains its year, so texts of different years are never equal.
     """
     day_of_text: dict[str, tuple[int, int]] = {}
     ambiguous = set()
@@ -164,14 +165,14 @@ def generate_dates(
 ) -> DatasetDict:
     """Generate the corpus of dates.
 
-    Each split cycles through the locales, so that each has the same share, ambiguous texts apart, with random
-    formats and days. Uses its own random generator only.
+    Each split cycles through the locales and draws random formats and days, so all locales have the same
+    share, except for ambiguous texts, which are left out. Uses only its own random generator.
 
     Args:
         locales: names as in Babel (`"de"`, `"pt_BR"`), in a list or separated by commas; `"all"` for
             `available_locales`; None for `DEFAULT_LOCALES`.
         seed: selects the held-out days and the rows.
-        train_rows: rows of the training split (the sizes of the others do not change it).
+        train_rows: rows of the training split (the sizes of the other splits do not change its rows).
         validation_rows: rows of the validation split.
         test_rows: rows of the test split.
 
@@ -192,7 +193,7 @@ def generate_dates(
 
 
 def describe_dates(dates: DatasetDict) -> dict[str, object]:
-    """Return the origin, licence, locales, sizes and SHA-256 hash of a corpus of `generate_dates`."""
+    """Return the origin, licence, locales, sizes and SHA-256 hash of a corpus from `generate_dates`."""
     digest = hashlib.sha256()
     locales: set[str] = set()
     for split, rows in dates.items():

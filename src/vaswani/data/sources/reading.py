@@ -1,13 +1,13 @@
 """Read file formats as rows: each reader yields the cells of the requested fields for every row.
 
-A row of a parallel corpus has two cells, source and target; a row of a text corpus has one. A cell is what
-the file holds there, text or something else, or None if there is nothing. Bytes that are not UTF-8 become
-lone surrogates (PEP 383), so that a bad byte costs its row and not the file. An unparsable row is None.
-`problem_of` checks rows; the readers drop nothing.
+A row of a parallel corpus has two cells, source and target; a row of a text corpus has one. A cell is the
+value in the file, which may be something other than text, or None if there is none. Bytes that are not UTF-8
+become lone surrogates (PEP 383), so a bad byte costs its row and not the whole file. An unparsable row is
+None. `problem_of` checks rows; the readers drop nothing.
 
-The builders of `datasets` are not used, as they stop at the first malformed line or bad byte (all of them),
-end a line at a lone carriage return (text), read "NA" and "null" as missing and "007" as 7.0 (CSV), and lose
-quotes (CSV and TSV).
+The builders of `datasets` are not used: all of them stop at the first malformed line or bad byte. The text
+builder ends a line at a lone carriage return. The CSV builder reads "NA" and "null" as missing and "007" as
+7.0; for CSV and TSV it loses quotes.
 """
 
 from __future__ import annotations
@@ -33,15 +33,18 @@ from vaswani.files.line_files import not_utf8, paragraphs
 
 Row = tuple[Any, ...] | None  # (source, target) or (text,)
 
-ROWS_TO_FIND_FIELDS = 1000  # JSON rows may have different fields: so many rows are searched for them
+ROWS_TO_FIND_FIELDS = 1000  # rows searched for fields, because JSON rows may have different ones
 ROWS_PER_BATCH = 1000
 LONGEST_SHOWN = 60  # characters of a cell in a message
 _BEGINNING = 2**20  # characters
-LONGEST_CSV_CELL = 1 << 24  # characters; limits what an unclosed quote swallows
+LONGEST_CSV_CELL = 1 << 24  # characters; limits the text that an unclosed quote takes in
 
 
 def check_field(option: str, name: str, existing: Sequence[str], where: str) -> None:
-    """Raise a UserError unless a field, which an option names, exists exactly once."""
+    """Raise a UserError unless the field that an option names exists exactly once.
+
+    A table without any fields passes.
+    """
     if (times := list(existing).count(name)) > 1:
         raise UserError(f"{option}: {where} has {times} fields '{name}'; rename all but one")
     if existing and name not in existing:
@@ -53,7 +56,7 @@ def problem_of(row: Row) -> str | None:
 
     Returns:
         "malformed" (not parsed), "missing_source", "missing_target" or "missing_text" (the cell holds no
-        text: nothing, null, a number, …), "not_utf8" or "empty" (a cell holds only white space).
+        text but nothing, null, a number, …), "not_utf8" or "empty" (a cell holds only white space).
     """
     if row is None:
         return "malformed"
@@ -68,13 +71,13 @@ def problem_of(row: Row) -> str | None:
 
 
 def shown(cell: Any) -> str:
-    """Return the beginning of what a cell holds, for a message."""
+    """Return the beginning of a cell's value, for a message."""
     text = repr(cell)
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]} …"
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether a text can be written as UTF-8: whether it has no lone surrogates."""
+    """Return True if a text can be written as UTF-8, which lone surrogates cannot."""
     if text.isascii():
         return True
     try:
@@ -99,7 +102,7 @@ def open_text(path: Path, newline: str = "\n") -> Iterator[TextIO]:
 
 
 def _check_utf8(path: Path, file: TextIO) -> None:
-    """Raise a UserError for UTF-16 and compressed files, which could be read as strange texts."""
+    """Raise a UserError for UTF-16 and compressed files, which would be read as meaningless texts."""
     start = file.read(200)
     file.seek(0)
     if problem := not_utf8(start.encode("utf-8", "surrogateescape")):
@@ -118,7 +121,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def read_text_pair(source_path: Path, target_path: Path) -> Iterator[Row]:
-    """Yield the lines of two plain text files in pairs; past the end of the shorter one its cell is None."""
+    """Yield the lines of two plain text files in pairs; None after the end of the shorter file."""
     yield from zip_longest(_lines(source_path), _lines(target_path))
 
 
@@ -129,7 +132,7 @@ def read_lines(path: Path) -> Iterator[Row]:
 
 
 def read_paragraphs(path: Path) -> Iterator[Row]:
-    """Yield the documents of a plain text file, which blank lines separate; newlines inside stay."""
+    """Yield the documents of a plain text file, separated by blank lines; newlines inside them stay."""
     for document in paragraphs(_lines(path)):
         yield (document,)
 
@@ -147,7 +150,7 @@ def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-# Parses JSON; raises `RepeatedKeyError` where Python's own parser keeps the last of several values.
+# Parses JSON; raises `RepeatedKeyError` for a repeated key, of which `json.loads` keeps the last value.
 parse_json: Callable[[str], Any] = json.JSONDecoder(object_pairs_hook=_without_repeated_keys).decode
 
 
@@ -164,7 +167,7 @@ def _json_lines(path: Path) -> Iterator[Any]:
 
 
 def json_array(path: Path) -> list[Any] | None:
-    """Return the values of a .json file that holds one array; None where it holds JSON Lines."""
+    """Return the values of a .json file that holds one array; None if it does not begin with an array."""
     with open_text(path) as file:
         start = next((line for line in file if not line.isspace()), "")
         if not start.lstrip().startswith("["):
@@ -199,7 +202,7 @@ def _json_fields(values_of: Callable[[Path], Iterator[Any]], path: Path) -> list
 
 
 def cell_of(row: dict[str, Any], name: str) -> Any:
-    """Return what a row holds in a field, whose dots reach into nested objects; None if it has nothing."""
+    """Return the value of a field, or None if the row has none; dots reach into nested objects."""
     if name in row:  # a plain name, or one that contains a dot
         return row[name]
     value: Any = row
@@ -209,7 +212,7 @@ def cell_of(row: dict[str, Any], name: str) -> Any:
 
 
 def put_cell(row: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
-    """Return a row with a value in a field: in the nested object that its dots reach, or by its name."""
+    """Return the row with a value set in a field; dots reach into nested objects that exist."""
     outer, _, inner = name.partition(".")
     if name in row or not inner or not isinstance(row.get(outer), dict):
         return {**row, name: value}
@@ -227,7 +230,7 @@ def _json_rows(values_of: Callable[[Path], Iterator[Any]], path: Path, *fields: 
 
 
 def numbered_csv_cells(path: Path) -> Iterator[tuple[int, list[str] | None]]:
-    """Yield the rows of a CSV file (RFC 4180) with their lines; None for each line with broken quotes."""
+    """Yield the line number and the cells of each CSV row (RFC 4180); None for lines with broken quotes."""
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CSV_CELL))
     with open_text(path, newline=_csv_line_end(path)) as file:
         reader = csv.reader(file, strict=True)
@@ -244,9 +247,9 @@ def numbered_csv_cells(path: Path) -> Iterator[tuple[int, list[str] | None]]:
 
 
 def _csv_line_end(path: Path) -> str:
-    r"""Return what ends the lines of a CSV file: "\r" where its beginning has no "\n", as old Macs wrote.
+    r"""Return the line end of a CSV file: "\r", as old Macs wrote, if its beginning has no "\n"; else "\n".
 
-    A "\r" within a cell without quotes, which some programs write, would otherwise part its row.
+    Some programs write "\r" in cells without quotes; with "\n" as the line end, it does not split the row.
     """
     with open_text(path) as file:
         start = file.read(_BEGINNING)
@@ -258,7 +261,7 @@ def _csv_cells(path: Path) -> Iterator[list[str] | None]:
 
 
 def tsv_cells(path: Path) -> Iterator[list[str] | None]:
-    """Yield the rows of a tab-separated file. Quotes are text, as corpora hold raw ones."""
+    """Yield the rows of a tab-separated file. Quotes are ordinary text: corpora contain raw quotes."""
     return (line.split("\t") if line else [] for line in _lines(path))
 
 
@@ -310,7 +313,7 @@ def arrow_fields(schema: pa.Schema) -> dict[str, pa.DataType]:
 
 
 def check_holds_text(schema: pa.Schema, name: str, where: str) -> None:
-    """Raise a UserError for a column of numbers, labels or lists, whose rows would all count as missing."""
+    """Raise a UserError if a column holds no text; all its rows would count as missing."""
     data_type = arrow_fields(schema).get(name)
     if data_type is not None and not _holds_text(data_type):
         raise UserError(f"field '{name}' of {where} holds {data_type}; expected a text field")
@@ -337,7 +340,7 @@ def arrow_rows(table: pa.Table | pa.RecordBatch, *fields: str) -> Iterator[Row]:
 
 
 def columns_of(fields: Iterable[str], existing: Sequence[str]) -> list[str]:
-    """Return the whole columns that hold fields, whose names may be dotted."""
+    """Return the top-level columns that hold the fields, whose names may be dotted."""
     return list(dict.fromkeys(name if name in existing else name.split(".")[0] for name in fields))
 
 
@@ -367,7 +370,7 @@ def _parquet_rows(path: Path, *fields: str) -> Iterator[Row]:
 
 
 def read_parquet(path: Path, fields: Iterable[str]) -> pa.Table:
-    """Read the columns that hold fields, which may be of something else than text."""
+    """Read the columns that hold the fields, which may hold something other than text."""
     with open_parquet(path) as file:
         return file.read(columns_of(fields, file.schema_arrow.names))
 
@@ -377,7 +380,7 @@ class TableFormat:
     """How to read one file format.
 
     Args:
-        fields: path → names of the fields, nested ones with dots.
+        fields: path → names of the fields; dots for nested fields.
         rows: (path, field, ...) → rows with a cell for each field; the fields must exist.
     """
 
@@ -403,7 +406,7 @@ TABLE_FORMATS = {
 }
 
 
-TEXT_ENDINGS = (".txt", ".txt.gz")  # of plain text in a folder; files given by name may have others
+TEXT_ENDINGS = (".txt", ".txt.gz")  # of plain text files in a folder; files given by name may have any ending
 
 
 def table_format(path: Path) -> TableFormat | None:
@@ -412,9 +415,9 @@ def table_format(path: Path) -> TableFormat | None:
 
 
 def cell_reader(path: Path, form: TableFormat, fields: Sequence[str]) -> Callable[[], Iterator[Row]]:
-    """Return a function that yields the rows of a table, whose cells may hold more than text.
+    """Return a function that yields the rows of a table; cells may hold something other than text.
 
-    `TableFormat.rows` of Parquet refuses fields of something else than text; here the file is read at once.
+    `TableFormat.rows` of Parquet refuses fields that do not hold text; here a Parquet file is read whole.
     """
     if path.suffix.lower() == ".parquet":
         return partial(arrow_rows, read_parquet(path, fields), *fields)

@@ -1,7 +1,7 @@
 """Read tables as whole rows, each with its place in the file, for commands that answer every row.
 
-A corpus leaves out rows that cannot be used (see `reading.py`). Here such a row is an error that names its
-place, because the answers must stay beside their rows. Only blank lines are left out.
+A corpus leaves out unusable rows (see `reading.py`). Here an unusable row is an error that names its place,
+because the answers must stay beside their rows. Only blank lines are left out.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Record:
     row: dict[str, Any]
 
     def text(self, field: str, words: bool = False) -> Any:
-        """Return the text of a field; an empty one for null and for a field that this row lacks.
+        """Return the text of a field; an empty text for null or a missing field.
 
         Args:
-            field: its name; dots reach into nested objects.
-            words: a text may be a list of words.
+            field: name of the field; dots reach into nested objects.
+            words: allow a list of words instead of a text.
 
         Raises:
             UserError: the field holds something else.
@@ -42,7 +42,7 @@ class Record:
         return cell
 
     def has(self, field: str) -> bool:
-        """Return whether the row has a field, which may be null if its name has no dots."""
+        """Return True if the row has a field; a nested field that is null counts as missing."""
         return field in self.row or reading.cell_of(self.row, field) is not None
 
     def check_lacks(self, fields: Iterable[str], remedy: str) -> None:
@@ -53,7 +53,7 @@ class Record:
 
 
 def fields_of(path: Path) -> list[str]:
-    """Return the names of the fields of a table, nested ones with dots."""
+    """Return the names of the fields of a table; dots for nested fields."""
     return _format(path).fields(path)
 
 
@@ -69,7 +69,7 @@ def read_records(path: Path) -> Iterator[Record]:
 
 
 def count_records(path: Path) -> int | None:
-    """Return the number of rows where the file states it, as Parquet does; else None."""
+    """Return the number of rows of a Parquet file, which states it; None for other formats."""
     if path.suffix.lower() != ".parquet":
         return None
     with reading.open_parquet(path) as file:
@@ -77,7 +77,10 @@ def count_records(path: Path) -> int | None:
 
 
 def check_text_field(path: Path, option: str, field: str, words: bool = False) -> None:
-    """Raise a UserError unless a table has the field that an option names, and it may hold text, or words."""
+    """Raise a UserError unless a table has the field that an option names.
+
+    In a Parquet file the field must also hold text, unless it may hold `words`.
+    """
     reading.check_field(option, field, fields_of(path), str(path))
     if path.suffix.lower() == ".parquet" and not words:
         with reading.open_parquet(path) as file:
@@ -89,7 +92,7 @@ def json_records(lines: Iterable[str], name: str) -> Iterator[Record]:
 
     Args:
         lines: each holds an object, or is blank.
-        name: of the file or stream, for messages.
+        name: name of the file or stream in messages.
 
     Raises:
         UserError: a line is not a JSON object.

@@ -1,8 +1,8 @@
-"""Prompts with completions, and chats, as token ids of which only the completion is learned.
+"""Prompts with completions, and chats, as token ids and labels; only the completions are labels.
 
-A prompt and its completion are one text, as in `vaswani prompt`; the labels begin with the first token in
-which the text differs from the prompt alone. Of a chat, each answer of the assistant is a completion of what
-the template puts before it. The last completion ends with the tokenizer's end token.
+A prompt and its completion are one text, as in `vaswani prompt`. The labels begin at the first token in which
+this text differs from the prompt alone. In a chat, each answer of the assistant is a completion; its prompt
+is the text that the chat template writes before it. The last completion ends with the tokenizer's end token.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Chat = list[dict[str, Any]]
 
 @dataclass
 class CompletionSpec(BaseCorpusSpec):
-    """Rows of a prompt and its completion, with their fields; two text files are paired line by line."""
+    """Prompts with completions, and their fields; two text files are paired line by line."""
 
     columns = ("prompt", "completion")
 
@@ -62,7 +62,7 @@ class CompletionSpec(BaseCorpusSpec):
 
 @dataclass
 class ChatSpec(BaseCorpusSpec):
-    """Rows with a list of messages, each with a `role` and its `content`; JSON where a cell is text."""
+    """Chats: each row holds a list of messages with `role` and `content`, or such a list as JSON text."""
 
     columns = ("messages",)
 
@@ -73,11 +73,11 @@ class ChatSpec(BaseCorpusSpec):
 
 
 def load_chats(spec: ChatSpec, splits: Sequence[str] = SPLITS) -> Corpus:
-    """Load the requested splits of chats that exist into memory.
+    """Load the requested splits of a corpus of chats into memory, as far as they exist.
 
     Returns:
-        Splits with the column `messages`, JSON text. Rows that are no chat are left out and counted as
-        malformed, and chats without an answer of the assistant as empty.
+        Splits with the column `messages`, JSON text. Rows that hold no chat are left out and counted as
+        malformed; chats without an answer of the assistant are left out and counted as empty.
 
     Raises:
         UserError: as `load_corpus`.
@@ -105,7 +105,7 @@ def _dataset_table(
 
 
 def _usable_chats(table: Source, spec: ChatSpec, report: RowReport) -> Iterator[dict[str, str]]:
-    """Yield the chats that can be learned from, as JSON; count the other rows."""
+    """Yield the chats that a model can learn from, as JSON; count the other rows."""
     for row in table.rows():
         chat = None if row is None else _chat(row[0])
         if chat is None:
@@ -118,7 +118,7 @@ def _usable_chats(table: Source, spec: ChatSpec, report: RowReport) -> Iterator[
 
 
 def _chat(cell: Any) -> Chat | None:
-    """The messages of a cell, without fields that are null; None where it holds no chat."""
+    """Return the messages of a cell, without null fields, or None if the cell holds no chat."""
     if isinstance(cell, str):
         try:
             cell = json.loads(cell)
@@ -138,8 +138,8 @@ class TokenRow(NamedTuple):
     """A row as token ids.
 
     Args:
-        token_ids: of prompt and completion.
-        labels: the tokens of completions, −100 for all others.
+        token_ids: token ids of prompt and completion.
+        labels: token ids of completions, −100 for all other tokens.
         prompt_length: number of tokens before the last completion.
     """
 
@@ -156,13 +156,14 @@ def tokenize_completions(
     Args:
         rows: columns `prompt` and `completion`, or `messages`.
         tokenizer: has an end token, and a chat template for chats.
-        max_length: most tokens of a row. Longer rows lose tokens of the prompt, from its left, but those with
-            which the tokenizer begins each text; rows whose completion alone is longer are left out.
-        report: receives the counts of both.
+        max_length: maximum number of tokens of a row. Longer rows lose tokens from the left of the prompt;
+            the tokens with which the tokenizer begins each text stay. Rows that are still too long are left
+            out.
+        report: receives the counts of shortened rows and of rows left out.
         split: name of the split, for messages.
 
     Returns:
-        The columns of `TOKEN_FEATURES`; the last is the number of tokens before the last completion.
+        The columns of `TOKEN_FEATURES`; `prompt_length` is the number of tokens before the last completion.
 
     Raises:
         UserError: the template does not fit a chat, or no row is left.
@@ -191,10 +192,10 @@ def tokenize_completions(
 
 
 class RowBuilder:
-    """Makes token ids and labels of one row after the other.
+    """Turns rows into token ids and labels.
 
     Args:
-        tokenizer: of the model; ends no text by itself.
+        tokenizer: the model's tokenizer; it must not add an end token to a text.
         split: name of the split, for messages.
     """
 
@@ -206,14 +207,14 @@ class RowBuilder:
         self.leading = self.codec.frame().leading
 
     def row(self, row: Mapping[str, str]) -> TokenRow:
-        """Return a row of `prompt` and `completion`, or of `messages`, as token ids."""
+        """Return a row with `prompt` and `completion`, or with `messages`, as token ids."""
         if "messages" in row:
             return self._of_chat(json.loads(row["messages"]))
         prompt, whole = self.codec.token_ids([row["prompt"], row["prompt"] + row["completion"]])
         return self._labelled(whole, [(_common(prompt, whole), len(whole))])
 
     def _of_chat(self, chat: Chat) -> TokenRow:
-        """Each answer of the assistant is what the template adds behind the prompt for it."""
+        """Label each answer of the assistant: the text that the template adds after the prompt for it."""
         last = max(number for number, message in enumerate(chat) if message["role"] == ASSISTANT)
         chat = chat[: last + 1]
         whole, spans = self._rendered(chat), []
@@ -233,7 +234,7 @@ class RowBuilder:
         return self._labelled(tokens, spans)
 
     def _of_template(self, rendered: list[str]) -> list[list[int]]:
-        """Encode what a template wrote, with its special tokens and no others around it."""
+        """Encode texts that a template wrote: parse their special tokens and add no others."""
         return self.codec.token_ids(rendered, add_special_tokens=False, split_special_tokens=False)
 
     def _rendered(self, chat: Chat, add_generation_prompt: bool = False) -> str:
@@ -242,14 +243,14 @@ class RowBuilder:
                 chat, tokenize=False, add_generation_prompt=add_generation_prompt
             )
             return rendered
-        except Exception as error:  # a template raises what it likes, and jinja2 its own errors
+        except Exception as error:  # templates can raise any error, and so can jinja2
             raise UserError(
                 f"the chat template refuses a chat of {self.split} ({one_line(error)}): "
                 f"{json.dumps(chat, ensure_ascii=False)[:100]}"
             ) from error
 
     def _labelled(self, tokens: Sequence[int], spans: Sequence[tuple[int, int]]) -> TokenRow:
-        """Label spans, each up to its end token; the last one gets an end token and ends the row."""
+        """Label spans, each up to its end token. The last span ends the row, with an end token."""
         tokens, labels = list(tokens), [IGNORED_LABEL] * len(tokens)
         for start, stop in spans:
             if self.end in tokens[start:stop]:
@@ -260,21 +261,21 @@ class RowBuilder:
         if tokens[-1] != self.end or begin == stop:
             tokens.append(self.end)
             labels.append(self.end)
-        if begin == 0:  # nothing is before the first token
+        if begin == 0:  # no token predicts the first one
             labels[0], begin = IGNORED_LABEL, 1
         return TokenRow(tokens, labels, begin)
 
 
 def _common(prompt: Sequence[int], whole: Sequence[int]) -> int:
-    """The number of tokens at the beginning that both have."""
+    """Return the length of the common prefix."""
     pairs = zip(prompt, whole, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def shortened_row(row: TokenRow, max_length: int, leading: Sequence[int]) -> TokenRow | None:
-    """Cut tokens before the first label, but those that begin each text; None if that is not enough.
+    """Cut a row to `max_length` tokens before its first label; return None if that is not enough.
 
-    A token stays before the first label, which predicts it.
+    The tokens that begin each text (`leading`) stay, and so does the token that predicts the first label.
     """
     surplus = len(row.token_ids) - max_length
     if surplus <= 0:

@@ -1,9 +1,10 @@
-"""Denoising for encoder-decoders: text is removed from a row, and is the target.
+"""Denoising for encoder-decoders: the target is the text that was removed from the source.
 
-A marker, a special token, stands where text was removed. Documents are cut into pieces between sentences.
-Each piece is a row; a `Noise` makes a source and a target of it when a batch is made, so that epochs differ.
+A marker (a special token) replaces each removed piece of text. Documents are cut into pieces at sentence
+ends. Each piece is a row. A `Noise` turns rows into sources and targets when a batch is made, so each epoch
+differs.
 
-N tokens of a row · B rows of a batch · S its longest source · T its longest target
+N tokens of a row · B rows of a batch · S longest source of the batch · T longest target of the batch
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Noise(Protocol):
     """Removes text from a row."""
 
     def __call__(self, row: Example, generator: np.random.Generator) -> tuple[Integers, Integers]:
-        """Return the tokens of the source and of the target, without those around every text."""
+        """Return the token ids of source and target, without the special tokens around every text."""
 
 
 def frames(tokenizer: PreTrainedTokenizerBase) -> tuple[Frame, Frame]:
@@ -45,10 +46,10 @@ class DenoisingCollator(RowNoise):
     """Make batches of sources and targets from rows of text (see `RowNoise` and `Seq2SeqCollator`).
 
     Args:
-        tokenizer: pads, and frames sources and targets.
-        decoder_start_token_id: begins every decoder input.
-        noise: makes a source and a target of each row.
-        seed: of the noise, not negative.
+        tokenizer: gives the padding token and the special tokens around sources and targets.
+        decoder_start_token_id: first token of every decoder input.
+        noise: makes a source and a target from each row.
+        seed: seed of the noise, not negative.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class DenoisingCollator(RowNoise):
 
 
 def with_markers(tokenizer: PreTrainedTokenizerBase, markers: Sequence[str]) -> PreTrainedTokenizerBase:
-    """Return a tokenizer that has these special tokens; a copy if it lacks some."""
+    """Return the tokenizer, or a copy with the missing ones of these special tokens added."""
     lacking = [name for name in markers if name not in tokenizer.get_vocab()]
     if not lacking:
         return tokenizer

@@ -1,9 +1,10 @@
-"""Gap sentences: write the sentences that were removed from a text.
+"""Gap sentences: predict the sentences that were removed from a text.
 
-As in PEGASUS (Zhang et al., 2020, arXiv:1912.08777, section 3.1). Each removed sentence leaves a mask in the
-source; all of them, in their order, are the target. There are three strategies. `ind_orig` removes those that
-say most of the rest: each is scored on its own, by the ROUGE-1 F1 of its words and those of all others, where
-words that repeat count. `random` draws them anew in each epoch. `lead` removes the first ones.
+As in PEGASUS (Zhang et al., 2020, arXiv:1912.08777, section 3.1). A mask replaces each removed sentence in
+the source; the removed sentences, in their order, are the target. There are three strategies. `ind_orig`
+removes the sentences that best summarize the rest: each sentence is scored independently, by the ROUGE-1 F1
+between it and all other sentences, and repeated words count. `random` draws new sentences in each epoch.
+`lead` removes the first sentences.
 
 N tokens of a text · S sentences
 """
@@ -28,7 +29,7 @@ from vaswani.data.text.sequences import TOKENS, Document, SequenceBuilder
 
 Strategy = Literal["ind_orig", "random", "lead"]
 
-PEGASUS_MASK = "<mask_1>"  # of sentences, where <mask_2> is that of words
+PEGASUS_MASK = "<mask_1>"  # replaces a sentence; <mask_2> replaces words
 # In Chinese and Japanese each character counts as a word.
 _WORD = regex.compile(rf"[{HAN}{KANA}]|[^\W{HAN}{KANA}]+")
 _SENTENCES = {"sentence_starts": List(Value("int32")), "gaps": List(Value("int32"))}
@@ -36,11 +37,11 @@ _SENTENCES = {"sentence_starts": List(Value("int32")), "gaps": List(Value("int32
 
 @dataclass(frozen=True)
 class GapChoice:
-    """Which sentences of a text are removed.
+    """Chooses the sentences that are removed from a text.
 
     Args:
-        ratio: share of the sentences, above 0 and below 1; at least one is removed and one kept.
-        strategy: see the module.
+        ratio: share of the sentences to remove, above 0 and below 1; at least one is removed and one kept.
+        strategy: see the module's docstring.
     """
 
     ratio: float = 0.3
@@ -51,28 +52,28 @@ class GapChoice:
         return min(max(round(sentences * self.ratio), 1), sentences - 1)
 
     def fixed(self, sentences: Sequence[str]) -> Integers:
-        """Return the numbers of the sentences that are always removed, in their order; none if `random`."""
+        """Return the sorted indices of the sentences that every epoch removes; empty for `random`."""
         if self.strategy == "random":
             return np.array([], dtype=np.int64)
         if self.strategy == "lead":
             return np.arange(self.count(len(sentences)))
-        best = np.argsort(-rouge1_with_rest(sentences), kind="stable")  # of equal ones, the first
+        best = np.argsort(-rouge1_with_rest(sentences), kind="stable")  # the first of equal scores
         return np.sort(best[: self.count(len(sentences))])
 
     def drawn(self, sentences: int, generator: np.random.Generator) -> Integers:
-        """Draw the numbers of the sentences that are removed, in their order."""
+        """Draw the indices of the removed sentences, sorted."""
         return np.sort(generator.choice(sentences, self.count(sentences), replace=False))
 
     def most(self, lengths: Integers) -> tuple[int, int]:
-        """Return the most tokens that sources and targets can have, of sentences of these lengths [S]."""
+        """Return the maximum lengths of source and target for sentences of these lengths [S]."""
         count, ordered = self.count(len(lengths)), np.sort(lengths)
         return int(ordered[count:].sum()) + count, int(ordered[-count:].sum())
 
 
 def rouge1_with_rest(sentences: Sequence[str]) -> npt.NDArray[np.float64]:
-    """Return the ROUGE-1 F1 of each sentence and the other ones together: float64 [S].
+    """Return the ROUGE-1 F1 between each sentence and all the others together: float64 [S].
 
-    Words are lower-cased and not stemmed; each Chinese or Japanese character is one.
+    Words are lower-cased and not stemmed; each Chinese or Japanese character counts as a word.
     """
     words = [Counter(_WORD.findall(sentence.lower())) for sentence in sentences]
     of_all: Counter[str] = Counter()
@@ -82,7 +83,7 @@ def rouge1_with_rest(sentences: Sequence[str]) -> npt.NDArray[np.float64]:
     scores = np.zeros(len(sentences))
     for number, own in enumerate(words):
         common = sum(min(count, of_all[word] - count) for word, count in own.items())
-        scores[number] = 2 * common / max(total, 1)  # precision and recall, in one fraction
+        scores[number] = 2 * common / max(total, 1)  # F1 = 2PR / (P + R); `total` counts both sides' words
     return scores
 
 
@@ -91,8 +92,8 @@ class GapSentences:
     """Removes sentences from a row.
 
     Args:
-        choice: which ones.
-        mask: the token that each leaves behind.
+        choice: chooses the sentences.
+        mask: token id that replaces each removed sentence.
     """
 
     choice: GapChoice
@@ -110,16 +111,16 @@ class GapSentences:
 
 
 def sentence_mask(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the token that stands for a removed sentence: PEGASUS's, or the mask; None without one."""
+    """Return the id of the token for a removed sentence: PEGASUS's, else the mask token; None if neither."""
     return tokenizer.get_vocab().get(PEGASUS_MASK, tokenizer.mask_token_id)
 
 
 @dataclass(frozen=True)
 class GapPieces(SequenceBuilder):
-    """Pieces of documents. Those of one sentence have no gaps, and a `source_length` of 0.
+    """Pieces of documents for gap sentences; a piece of one sentence has no gaps and a `source_length` of 0.
 
     Args:
-        choice: of the sentences that will be removed.
+        choice: chooses the sentences that will be removed.
     """
 
     choice: GapChoice = GapChoice()
@@ -129,7 +130,7 @@ class GapPieces(SequenceBuilder):
     def sequences(
         self, documents: list[Document], numbers: list[int], tokenizer: PreTrainedTokenizerBase
     ) -> Iterator[dict[str, Any]]:
-        """Yield the tokens and sentences of each piece, and how many its source and target have at most."""
+        """Yield the token ids and sentences of each piece, and the maximum lengths of source and target."""
         of_source, of_target = map(len, frames(tokenizer))
         for document in documents:
             for part in document.parts(self.max_length - of_source):

@@ -1,10 +1,10 @@
 """Dynamic masking for masked language modelling.
 
-Of the tokens 15 % are chosen for prediction; of these, 80 % are masked, 10 % replaced by a random token and
-10 % kept (Devlin et al., 2019, arXiv:1810.04805, section 3.1). They are drawn when a batch is made, so that
-epochs differ (Liu et al., 2019, arXiv:1907.11692, section 4.1).
+15 % of the tokens are chosen for prediction; of these, 80 % are masked, 10 % replaced by a random token and
+10 % kept (Devlin et al., 2019, arXiv:1810.04805, section 3.1). They are drawn when a batch is made, so each
+epoch differs (Liu et al., 2019, arXiv:1907.11692, section 4.1).
 
-B rows of a batch · S its longest sequence · N tokens of one
+B rows of a batch · S longest sequence of the batch · N tokens of a sequence
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Integers = npt.NDArray[np.integer]
 class MaskingCollator(RowNoise):
     """Pad rows on the right to a batch and mask some of their tokens.
 
-    The masks of a row are a pure function of what `RowNoise` names. Special tokens are neither chosen nor
-    used as replacements. At least one token of each row is chosen.
+    The mask of a row is a pure function of the seed, the epoch and the row's tokens (see `RowNoise`). Special
+    tokens are neither chosen nor used as replacements. At least one token of each row is chosen.
 
     Args:
-        tokenizer: with a mask token.
-        probability: of choosing each token, or word.
-        whole_words: choose all tokens of a word or none; rows must have `word_starts`, whether each token
-            begins a word.
+        tokenizer: must have a mask token.
+        probability: probability of choosing each token or, with `whole_words`, each word.
+        whole_words: choose all tokens of a word or none; rows must have `word_starts`, which is True for
+            tokens that begin a word.
         seed: not negative.
 
     Raises:
@@ -88,7 +88,7 @@ class MaskingCollator(RowNoise):
         generator = self.generator(tokens)
         may_be_chosen = ~np.isin(tokens, self.special_tokens)
         starts = np.asarray(row["word_starts"]) if self.whole_words else np.ones(len(tokens), dtype=bool)
-        word = np.cumsum(starts | ~may_be_chosen)  # number of the word of each token
+        word = np.cumsum(starts | ~may_be_chosen)  # index of each token's word
         chosen = (generator.random(len(tokens) + 1) < self.probability)[word] & may_be_chosen
         if may_be_chosen.any() and not chosen.any():  # at least one per row
             chosen = (word == word[generator.choice(np.flatnonzero(may_be_chosen))]) & may_be_chosen

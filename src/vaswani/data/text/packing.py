@@ -1,10 +1,10 @@
-"""Batches for causal language models: packed documents that do not attend to each other, or single ones.
+"""Batches for causal language models: packed documents that do not attend to each other, or single documents.
 
-A packed row is a sequence of documents, each `<s> ... </s>`. Its positions restart at 0 with every document;
-a model with such positions and no attention mask keeps attention within each document (as transformers does
-for `DataCollatorWithFlattening`). Only the last row of a corpus is padded.
+A packed row is a sequence of documents, each `<s> ... </s>`. Its positions restart at 0 with every document.
+A model that gets such positions and no attention mask keeps attention within each document (as transformers
+does for `DataCollatorWithFlattening`). Only the last row of a corpus is padded.
 
-B rows of a batch · S its longest
+B rows of a batch · S longest row of the batch
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PackingCollator:
     bos_token_id: int
 
     def __call__(self, examples: Sequence[Example]) -> dict[str, torch.Tensor]:
-        """Return int64 tensors [B, S] from rows with `input_ids`: these, `position_ids` and `labels`."""
+        """Return int64 `input_ids`, `position_ids` and `labels` [B, S] from rows with `input_ids`."""
         input_ids, is_real = pad([row["input_ids"] for row in examples], self.pad_token_id)
         is_padding = is_real == 0
         starts = (input_ids == self.bos_token_id) | (np.diff(is_padding, prepend=False) & is_padding)
@@ -47,7 +47,7 @@ class PackingCollator:
 
 @dataclass(frozen=True)
 class DocumentCollator:
-    """Make batches with an attention mask of rows that hold one document each, or a part of one.
+    """Make batches, with an attention mask, from rows of one document, or a part of one, each.
 
     Args:
         pad_token_id: pads shorter rows.
@@ -56,7 +56,7 @@ class DocumentCollator:
     pad_token_id: int
 
     def __call__(self, examples: Sequence[Example]) -> dict[str, torch.Tensor]:
-        """Return int64 tensors [B, S] from rows with `input_ids`: these, `attention_mask` and `labels`."""
+        """Return int64 `input_ids`, `attention_mask` and `labels` [B, S] from rows with `input_ids`."""
         input_ids, mask = pad([row["input_ids"] for row in examples], self.pad_token_id)
         labels = np.where(mask == 1, input_ids, IGNORED_LABEL)
         labels[:, 0] = IGNORED_LABEL  # as in packed rows

@@ -1,4 +1,4 @@
-"""Random draws for the rows of a training, new in each epoch and yet repeatable."""
+"""Random draws for training rows, different in each epoch but reproducible."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import torch
 
 
 class RowNoise:
-    """Draws for each row: a pure function of the seed, the epoch and the row's tokens.
+    """Random draws for each row: a pure function of the seed, the epoch and the row's tokens.
 
-    They do not depend on the row's batch, its process or earlier draws, so that runs resume exactly.
+    The draws do not depend on the row's batch, its process or earlier draws, so a resumed run repeats them
+    exactly.
 
     Args:
         seed: not negative.
@@ -20,7 +21,7 @@ class RowNoise:
 
     def __init__(self, seed: int = 0):
         self.seed = seed
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # for workers of a loader too
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # workers of a loader see it
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, which selects the draws; 0 at first."""

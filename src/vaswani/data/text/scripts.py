@@ -1,4 +1,4 @@
-"""Scripts without spaces between words, for classes in the regular expressions of `regex` and tokenizers."""
+"""Scripts without spaces between words, for character classes in patterns of `regex` and tokenizers."""
 
 HAN = r"\p{Han}"
 KANA = r"\p{Hiragana}\p{Katakana}"

@@ -1,4 +1,4 @@
-"""Where the sentences of a text end, by its punctuation alone."""
+"""Find sentence ends by punctuation alone."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-# The group that matches, white space or nothing, begins the next sentence.
+# The group that matches (white space or nothing) starts where the sentence ends.
 _END = re.compile(
     r"(?<=[.!?…؟۔।॥։።။])(\s+)|(?<=[.!?…])[\"'”’»)\]]+(\s+)(?![a-z])|(\n\s*)|[。！？]+[」』”’）]*(\s*)"
 )
 
 
 def sentence_ends(text: str) -> Iterator[int]:
-    """Yield where the sentences of a text end, but the last; white space alone is none."""
+    """Yield the end of each sentence of a text but the last; white space alone is not a sentence."""
     first, last = len(text) - len(text.lstrip()), len(text.rstrip())
     for match in _END.finditer(text):
         end = match.start(match.lastindex or 0)

@@ -1,12 +1,12 @@
-"""Build the sequences of tokens that a language model is trained on from documents.
+"""Build the training sequences of a language model from documents.
 
 A document is a text of a corpus. For causal models the sequences are blocks of packed documents
-(`PackedBlocks`) or parts of one document (`DocumentParts`); for masked models full sentences of one document
-(`SentenceSequences`), or two segments, where the second follows the first or is from another document
-(`SegmentPairs`). Those of encoder-decoders are in `span_denoising.py` and `gap_sentences.py`.
+(`PackedBlocks`) or parts of one document (`DocumentParts`). For masked models they are full sentences of one
+document (`SentenceSequences`), or two segments, where the second follows the first or comes from another
+document (`SegmentPairs`). For encoder-decoders see `span_denoising.py` and `gap_sentences.py`.
 
-A sentence ends at the end of a line, at a punctuation mark before white space, or at 。, ！ or ？ and the
-quotation marks behind them. A sentence that is longer than a sequence is split between words.
+A sentence ends at the end of a line, at a punctuation mark before white space, or after 。, ！ or ？ and any
+quotation marks that follow it. A sentence that is longer than a sequence is split between words.
 
 N tokens of a document
 """
@@ -33,7 +33,7 @@ Integers = npt.NDArray[np.integer[Any]]
 Flags = npt.NDArray[np.bool_]
 Columns = dict[str, list[Any]]
 
-DOCUMENTS_AT_ONCE = 1000  # documents that are packed together, and draw random segments from each other
+DOCUMENTS_AT_ONCE = 1000  # packed together; random segments are drawn among them
 SHORT_PAIRS = 0.1  # share of shorter pairs, so that models see short texts (as in BERT's code)
 
 TOKENS = {"input_ids": List(Value("int32")), "length": Value("int32")}
@@ -46,11 +46,11 @@ class Document:
     """The tokens of a text, without special tokens.
 
     Args:
-        ids: of the tokens [N].
-        word_starts: which tokens begin a word [N].
-        sentence_starts: which tokens begin a sentence [N].
-        characters: where each token begins and ends in the text [N, 2].
-        text: of the whole document.
+        ids: token ids [N].
+        word_starts: True for tokens that begin a word [N].
+        sentence_starts: True for tokens that begin a sentence [N].
+        characters: start and end of each token in the text, in characters [N, 2].
+        text: text of the whole document, also in a part of it.
     """
 
     ids: Integers
@@ -60,7 +60,7 @@ class Document:
     text: str
 
     def end_of_part(self, start: int, most: int) -> int:
-        """Return the end of a part of at most `most` tokens: between sentences, else between words."""
+        """Return the end of a part of at most `most` tokens: between sentences, else words, else tokens."""
         limit = start + most
         if limit >= len(self.ids):
             return len(self.ids)
@@ -71,7 +71,7 @@ class Document:
         return limit
 
     def inner_start(self, start: int, stop: int, generator: np.random.Generator) -> int:
-        """Draw a token inside a part that begins a sentence, else a word, else any; not the first token."""
+        """Draw a token of a part, but not its first: a sentence start, else a word start, else any."""
         for starts in (self.sentence_starts, self.word_starts, np.ones_like(self.word_starts)):
             places = np.flatnonzero(starts[start + 1 : stop])
             if len(places):
@@ -94,7 +94,7 @@ class Document:
 
 
 def read_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[Document]:
-    """Tokenize texts; text that looks like a special token is text."""
+    """Tokenize texts; text that looks like a special token is encoded as ordinary text."""
     options = {"add_special_tokens": False, "split_special_tokens": True}
     encodings = TextCodec(tokenizer).encode(list(texts), **options).encodings
     for text, encoding in zip(texts, encodings or [], strict=True):
@@ -113,7 +113,10 @@ def read_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def splits_words(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether words can have several tokens, tested on one that no vocabulary has. Characters are words."""
+    """Return True if words can have several tokens; False if each character is a word.
+
+    Tested on a word that no vocabulary has.
+    """
     (document,) = read_documents(["Qxzjvkwy"], tokenizer)
     return not document.word_starts.all()
 
@@ -133,7 +136,13 @@ class SequenceBuilder:
     def __call__(
         self, rows: Columns, numbers: list[int], tokenizer: PreTrainedTokenizerBase
     ) -> dict[str, list[Any]]:
-        """Return the columns of the sequences from the column `text` and the numbers of documents."""
+        """Return the columns of the sequences of a batch of documents.
+
+        Args:
+            rows: the column `text`.
+            numbers: indices of the documents in the corpus.
+            tokenizer: tokenizes the documents.
+        """
         read = zip(read_documents(rows["text"], tokenizer), numbers, strict=True)
         full = [(document, number) for document, number in read if len(document.ids)]
         documents, numbers = [document for document, _ in full], [number for _, number in full]
@@ -147,9 +156,9 @@ class SequenceBuilder:
         """Yield the sequences of consecutive documents.
 
         Args:
-            documents: with tokens.
-            numbers: of the documents in the corpus.
-            tokenizer: of the documents.
+            documents: documents with at least one token.
+            numbers: indices of the documents in the corpus.
+            tokenizer: the tokenizer of the documents.
         """
         raise NotImplementedError
 
@@ -161,7 +170,7 @@ class SequenceBuilder:
 
 @dataclass(frozen=True)
 class PackedBlocks(SequenceBuilder):
-    """Blocks of concatenated documents, each `<s> ... </s>`; every token is a label in one block."""
+    """Blocks of concatenated documents, each `<s> ... </s>`; no token is a label in two blocks."""
 
     def sequences(
         self, documents: list[Document], numbers: list[int], tokenizer: PreTrainedTokenizerBase
@@ -208,13 +217,13 @@ class SentenceSequences(SequenceBuilder):
 
 @dataclass(frozen=True)
 class SegmentPairs(SequenceBuilder):
-    """`<s> A </s> B </s>`, where B follows A in its document or, half of the time, is from another one.
+    """`<s> A </s> B </s>`, where B follows A or, half of the time, comes from another document.
 
-    Devlin et al. (2019), arXiv:1810.04805, section 3.1 and appendix A.2. Where B is from another document,
+    Devlin et al. (2019), arXiv:1810.04805, section 3.1 and appendix A.2. If B comes from another document,
     the text after A begins the next pair.
 
     Args:
-        seed: of the ends of segments and the choice of random ones.
+        seed: seed of the segment ends and of the random segments.
     """
 
     seed: int = 0
@@ -224,7 +233,7 @@ class SegmentPairs(SequenceBuilder):
     def sequences(
         self, documents: list[Document], numbers: list[int], tokenizer: PreTrainedTokenizerBase
     ) -> Iterator[dict[str, Any]]:
-        """Yield pairs of each document; random segments come from the others of the batch."""
+        """Yield pairs of each document; random segments come from other documents of the batch."""
         boundaries = boundary_token_ids(tokenizer)
         generator = np.random.default_rng((self.seed, numbers[0]))
         for number, document in enumerate(documents):
@@ -295,9 +304,9 @@ def make_sequences(
     """Build sequences of tokens from documents; the result is kept in the cache of `datasets`.
 
     Args:
-        dataset: a text column `text`. The rows of a stream become sequences as they are read.
-        tokenizer: with the special tokens that the builder needs (see `boundary_token_ids`).
-        builder: of the sequences.
+        dataset: documents, in the text column `text`. A stream is processed as it is read.
+        tokenizer: must have the special tokens that the builder needs (see `boundary_token_ids`).
+        builder: builds the sequences.
 
     Returns:
         Rows with `input_ids` (int32), `length` (int32) and the other columns of the builder.

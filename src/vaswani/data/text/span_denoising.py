@@ -1,9 +1,9 @@
 """Span denoising: predict removed spans of a text (T5; Raffel et al., 2020, arXiv:1910.10683).
 
-A sentinel, a token of its own, stands in the source for each removed span. The target holds the same
-sentinels, each before its span, and one more at its end (section 3.1.4). The number of removed tokens and of
-spans follows from the length of the text; their lengths and places are random (section 3.3.4). T5's code
-removes the last tokens of every text; here no place is special.
+In the source, a sentinel (a special token) replaces each removed span. The target holds the same sentinels,
+each before its span, and one more at its end (section 3.1.4). The length of the text determines the number of
+removed tokens and of spans; the lengths and places of the spans are random (section 3.3.4). T5's code removes
+the last tokens of every text; here spans can be anywhere.
 
 N tokens of a text · M spans
 """
@@ -23,12 +23,12 @@ from vaswani.data.batching import Example
 from vaswani.data.text.denoising import LENGTHS, Integers, frames
 from vaswani.data.text.sequences import TOKENS, Document, Flags, SequenceBuilder
 
-FEWEST_SENTINELS = 100  # of a new vocabulary, as in T5's
+FEWEST_SENTINELS = 100  # in a new vocabulary, as in T5
 
 
 @dataclass(frozen=True)
 class SpanNoise:
-    """How much of a text is removed.
+    """Number and lengths of the spans that are removed from a text.
 
     Args:
         noise_density: share of the tokens that are removed, above 0 and below 1.
@@ -39,17 +39,17 @@ class SpanNoise:
     mean_noise_span_length: float = 3.0
 
     def counts(self, length: int) -> tuple[int, int]:
-        """Return the number of tokens that are removed from a text of two tokens or more, and of spans."""
+        """Return the number of removed tokens and of spans for a text of `length` tokens, at least 2."""
         removed = min(max(round(length * self.noise_density), 1), length - 1)
         spans = min(max(round(removed / self.mean_noise_span_length), 1), length - removed)
         return removed, spans
 
     def num_sentinels(self, length: int) -> int:
-        """Return the number of sentinels that texts of so many tokens need."""
+        """Return the number of sentinels that a text of `length` tokens needs."""
         return self.counts(length)[1] + 1
 
     def lengths(self, length: int) -> tuple[int, int]:
-        """Return the number of tokens of source and target, without those around every text."""
+        """Return the lengths of source and target, without the special tokens around every text."""
         removed, spans = self.counts(length)
         return length - removed + spans, removed + spans + 1
 
@@ -59,7 +59,7 @@ class SpanNoise:
         kept = length - removed
         places = np.sort(generator.choice(kept + 1, spans, replace=False))  # kept tokens before each span
         cuts = np.sort(generator.choice(removed - 1, spans - 1, replace=False)) + 1
-        runs = np.zeros(2 * spans + 1, dtype=np.int64)  # lengths of what is kept, removed, kept ...
+        runs = np.zeros(2 * spans + 1, dtype=np.int64)  # lengths of kept and removed runs, in turn
         runs[::2] = np.diff(places, prepend=0, append=kept)
         runs[1::2] = np.diff(cuts, prepend=0, append=removed)
         return np.repeat(np.arange(len(runs)) % 2 == 1, runs)
@@ -70,8 +70,8 @@ class SpanDenoising:
     """Replaces random spans of a row by sentinels.
 
     Args:
-        noise: how much is removed.
-        sentinels: the tokens, in their order.
+        noise: number and lengths of the removed spans.
+        sentinels: token ids of the sentinels, in order.
     """
 
     noise: SpanNoise
@@ -87,9 +87,9 @@ def remove_spans(tokens: Integers, removed: Flags, sentinels: Integers) -> tuple
     """Return the source and the target of a text.
 
     Args:
-        tokens: of the text [N].
-        removed: which tokens are removed [N].
-        sentinels: more than there are spans.
+        tokens: token ids of the text [N].
+        removed: True for tokens to remove [N].
+        sentinels: token ids of the sentinels, at least one more than there are spans.
     """
     begins = removed & ~np.append(False, removed[:-1])
     spans = int(begins.sum())
@@ -101,12 +101,12 @@ def remove_spans(tokens: Integers, removed: Flags, sentinels: Integers) -> tuple
 
 
 def sentinel_names(count: int) -> list[str]:
-    """Return the names of sentinels, which are T5's."""
+    """Return the names of the first `count` sentinels, as in T5."""
     return [f"<extra_id_{number}>" for number in range(count)]
 
 
 def sentinel_ids(tokenizer: PreTrainedTokenizerBase) -> Integers:
-    """Return the sentinels of a tokenizer, in their order: int64, empty without any."""
+    """Return the token ids of a tokenizer's sentinels, in order: int64, empty if it has none."""
     vocabulary = tokenizer.get_vocab()
     names = (f"<extra_id_{number}>" for number in itertools.count())
     found = itertools.takewhile(lambda name: name in vocabulary, names)
@@ -115,10 +115,10 @@ def sentinel_ids(tokenizer: PreTrainedTokenizerBase) -> Integers:
 
 @dataclass(frozen=True)
 class SpanPieces(SequenceBuilder):
-    """Pieces of documents for span denoising, of which one token alone is left out.
+    """Pieces of documents for span denoising; a piece of a single token is left out.
 
     Args:
-        noise: how much will be removed, from which the lengths of sources and targets follow.
+        noise: determines the lengths of sources and targets.
     """
 
     noise: SpanNoise = SpanNoise()
@@ -128,7 +128,7 @@ class SpanPieces(SequenceBuilder):
     def sequences(
         self, documents: list[Document], numbers: list[int], tokenizer: PreTrainedTokenizerBase
     ) -> Iterator[dict[str, Any]]:
-        """Yield the tokens of each piece, and how many its source and its target will have."""
+        """Yield the token ids of each piece and the lengths of its source and target."""
         of_source, of_target = map(len, frames(tokenizer))
         for document in documents:
             for part in document.parts(self.max_length - of_source):
