@@ -55,7 +55,7 @@ READERS: dict[str, Callable[[str], object]] = {
     ("name", "verb"), [(name, verb) for name in NAMES for verb in READERS if verb != command(name)]
 )
 def test_a_configuration_of_another_command_is_refused_with_its_own(name: str, verb: str):
-    message = rf"^{name} is not for vaswani {verb}; use it so: (vaswani|accelerate) \w"
+    message = rf"^{name} is not for vaswani {verb}; use it with: (vaswani|accelerate) \w"
     with pytest.raises(UserError, match=message) as error:
         READERS[verb](name)
     assert str(error.value).endswith(usage(name))

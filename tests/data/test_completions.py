@@ -116,7 +116,7 @@ def test_a_template_that_rewrites_the_chat_is_refused(tokenizer):
     before = tokenizer.chat_template
     tokenizer.chat_template = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
     try:
-        with pytest.raises(UserError, match="in another way once message 2 follows"):
+        with pytest.raises(UserError, match="differently once message 2 follows"):
             tokenized(tokenizer, [{"messages": json.dumps(CHAT)}])
         tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
         with pytest.raises(UserError, match=r"refuses a chat of train \(roles must alternate\)"):

@@ -120,7 +120,7 @@ def test_each_option_changes_the_adapter(pairs: Path, tmp_path: Path) -> None:
             {"average_checkpoints": 2},
             "average_checkpoints=2 cannot be combined with an adapter",
         ),
-        ({"push_to_hub": True}, "is of no use to others"),
+        ({"push_to_hub": True}, "nobody else can use an adapter"),
     ],
 )
 def test_what_cannot_work_is_refused_before_the_corpus(

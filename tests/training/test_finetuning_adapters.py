@@ -224,7 +224,7 @@ def test_each_option_changes_the_adapter(toys: Path, tmp_path: Path) -> None:
         ),
         ("completion", "decoder", {"fsdp_size": 2}, "fsdp_size"),
         ("completion", "decoder", {"average_checkpoints": 2}, "cannot be combined with an adapter"),
-        ("classification", "encoder", {"push_to_hub": True}, "is of no use to others"),
+        ("classification", "encoder", {"push_to_hub": True}, "nobody else can use an adapter"),
     ],
 )
 def test_what_cannot_work_is_refused_before_the_corpus(

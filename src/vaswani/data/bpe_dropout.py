@@ -41,7 +41,8 @@ def check_bpe_dropout(tokenizer: PreTrainedTokenizerBase, p: float) -> dict[str,
     model: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     if not model["merges"]:
         raise UserError(
-            f"bpe_dropout={p} leaves out merges, and this tokenizer has none, as one of bytes; leave it at 0"
+            f"bpe_dropout={p} skips merges, and this tokenizer (such as a byte tokenizer) has none; leave it "
+            "at 0"
         )
     return model
 

@@ -232,15 +232,15 @@ def check_alike(
     prefixes = source_prefix(tokenizers[0]), source_prefix(others[0])
     if prefixes[0] != prefixes[1]:
         raise UserError(
-            f"{whose} read other texts before a source ({prefixes[0]!r} and {prefixes[1]!r}), and get the "
-            "same sources; give models that were trained with one source_prefix"
+            f"{whose} expect different prefixes of a source ({prefixes[0]!r} and {prefixes[1]!r}), but get "
+            "the same sources; give models that were trained with the same source_prefix"
         )
     sides: tuple[Side, Side] = ("source", "target")
     for side, one, other in zip(sides, tokenizers, others, strict=True):
         if marks_languages(one):  # each call has the special tokens of its language
             continue
         if TextCodec(one, side).frame() != TextCodec(other, side).frame():
-            raise UserError(f"{whose} add other special tokens to a text; give models that agree")
+            raise UserError(f"{whose} add different special tokens to a text; give models that agree")
 
 
 def begin_token_id(tokenizer: PreTrainedTokenizerBase) -> int | None:

@@ -49,7 +49,7 @@ from vaswani.errors import UserError, one_line
 from vaswani.files.json_files import read_object
 
 PAD_TOKEN, BOS_TOKEN, EOS_TOKEN = SPECIAL_TOKENS = ("<pad>", "<s>", "</s>")  # their ids are 0, 1 and 2
-MASK_TOKEN = "<mask>"  # id 3 in tokenizers of masked models
+MASK_TOKEN = "<mask>"  # its id is 3, in tokenizers that have it
 _JSON_FILES = ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json")
 _VOCABULARIES = ("tokenizer.json", "*vocab*", "*.model", "*.spm", "*.txt")  # of transformers' tokenizers
 TARGET_SUBFOLDER = "target_tokenizer"

@@ -1,10 +1,10 @@
-"""A page in the browser that shows what models do with a text.
+"""A page in the browser that shows the output of models for a text.
 
     from vaswani.demo import build_demo, open_model
 
     build_demo({"dates": open_model("runs/dates")}).launch()
 
-Gradio, which is optional, is imported by `build_demo`.
+`build_demo` imports Gradio, which is optional.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ def build_demo(models: Mapping[str, Model], examples: Sequence[str | tuple[str, 
     """Return a page for one model, or for two or more side by side.
 
     Args:
-        models: of one kind, each with the name that the page shows (see `open_model`).
-        examples: texts that a click chooses; of models that answer questions, pairs of a question and a text.
+        models: models of one kind (see `open_model`), by the names that the page shows.
+        examples: texts to choose with a click; for models that answer questions, pairs of a question and a
+            text.
 
     Raises:
         UserError: Gradio is not installed, there is no model, or the models are of several kinds.

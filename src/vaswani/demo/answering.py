@@ -1,4 +1,4 @@
-"""Models that answer questions: a question and a text, the answer, and its place in the text."""
+"""The view of models that answer questions: the answer and its place in a text."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from vaswani.insight.attention import AttentionMap, read_attention
 if TYPE_CHECKING:
     from gradio import Slider, Textbox
 
-MOST_SPANS = 5  # in the table, the best ones
+MOST_SPANS = 5  # best spans in the table
 NO_ANSWER = "no answer"
 
 
 class AnswerView(View):
-    """Shows the answer to a question, where it stands in the text, and the best spans with their scores."""
+    """Shows the answer to a question, its place in the text, and the best spans with their scores."""
 
     verb = "Answer"
     text_label = "Question"
@@ -33,20 +33,20 @@ class AnswerView(View):
         self.answerer = answerer
 
     def controls(self) -> list[Slider | Textbox]:
-        """Return the text that may answer the question."""
+        """Return the input for the text that may answer the question."""
         import gradio as gr
 
         return [gr.Textbox(label="Text that may answer it", lines=6, max_lines=20)]
 
     def attention(self, text: str, answer: str, *values: Any) -> tuple[AttentionMap, ...]:
-        """Return what the question and the text attend to."""
+        """Return the attention of the question and the text."""
         texts = text.strip(), *values
-        if serves(AutoModelForCausalLM, self.model.config):  # whose attention is read for one text
+        if serves(AutoModelForCausalLM, self.model.config):  # `read_attention` reads one text then
             texts = (" ".join(texts),)
         return read_attention(self.model, self.codec.tokenizer, *texts)
 
     def answer(self, text: str, *values: Any) -> Answer:
-        """Return the best span of a text, marked in it, with the scores of others and of no answer."""
+        """Return the best span, marked in the text, with the scores of other spans and of no answer."""
         question, (context,) = text.strip(), values
         if not context.strip():
             return Answer("", paragraph("Give a text that may answer the question."))
@@ -63,7 +63,7 @@ class AnswerView(View):
 
 
 def _rows(found: Found) -> list[tuple[str, str, float]]:
-    """Return the best spans with their places and scores, and the score of no answer where there is one."""
+    """Return the best spans with their places and scores, and the score of no answer if there is one."""
     rows = [(span.text, f"{span.start} to {span.end}", span.score) for span in found.spans[:MOST_SPANS]]
     if found.threshold is not None:
         rows.append((NO_ANSWER, "", found.null_score + 0.0))

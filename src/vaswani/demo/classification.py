@@ -1,4 +1,4 @@
-"""Classifiers, regressors and taggers: a text, and its labels with probabilities."""
+"""The view of classifiers, regressors and taggers: the labels of a text with probabilities."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from vaswani.demo.html_parts import table, token_list
 from vaswani.demo.view import Answer, View, check_length
 from vaswani.inference.classify.classification import Classifier, Prediction
 
-MOST_LABELS = 10  # in a table, the most probable ones
+MOST_LABELS = 10  # most probable labels in a table
 
 
 class ClassificationView(View):
-    """Shows the label of a text with the probabilities of all, or the tags of its words."""
+    """Shows the label of a text with the probabilities of the labels, or the tags of its words."""
 
     verb = "Classify"
     text_label = "Text"
@@ -22,7 +22,7 @@ class ClassificationView(View):
         self.classifier = classifier
 
     def answer(self, text: str) -> Answer:
-        """Return the label, with the probabilities of the most probable ones."""
+        """Return the label, and the probabilities of the most probable labels."""
         token_ids = self.encode(text)
         check_length(len(token_ids), self.classifier.max_length)
         (prediction,) = self.classifier([text])
@@ -39,7 +39,7 @@ def _label(prediction: Prediction) -> str:
 
 
 def _table(prediction: Prediction, task: str) -> str:
-    """Return the labels of a text, or the words with their tags; nothing of a number."""
+    """Return a table of the labels, or of the words with their tags; empty for regression."""
     if task == "tagging":
         tags = zip(prediction.words or (), prediction.label, prediction.probability, strict=True)
         return table("Tags", ["word", "tag", "probability"], [*tags])

@@ -1,4 +1,4 @@
-"""Texts to try: those of the model card, else of the corpus that the model was trained on."""
+"""Find texts to try: from the model card, else from the corpus that the model was trained on."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from vaswani.inference.inputs import open_texts
 
 MOST = 5
 LONGEST = 200  # characters
-READ = 200  # rows of a file
+READ = 200  # rows of a file to look through
 
 
 def find_examples(folder: Path) -> list[str]:
-    """Return up to `MOST` texts to try with the model in a folder; empty if its card and corpus name none."""
+    """Return up to `MOST` texts to try with the model in a folder; empty if card and corpus have none."""
     return _of_card(folder) or _of_corpus(folder)
 
 
 def find_questions(folder: Path) -> list[tuple[str, str]]:
-    """Return up to `MOST` questions with the texts that may answer them, of the evaluation in a folder."""
+    """Return up to `MOST` questions with their texts, from the evaluation in a folder."""
     try:
         found = read_object(folder / EVALUATION_FILE).get("examples")
     except UserError:
@@ -39,7 +39,7 @@ def find_questions(folder: Path) -> list[tuple[str, str]]:
 
 
 def _of_card(folder: Path) -> list[str]:
-    """Return the texts of the field `widget`, by which the Hub shows a model."""
+    """Return the texts of the card's field `widget`, the examples on the Hub's page of a model."""
     path = folder / CARD_FILE_NAME
     if not path.is_file():
         return []
@@ -52,7 +52,7 @@ def _of_card(folder: Path) -> list[str]:
 
 
 def _of_corpus(folder: Path) -> list[str]:
-    """Return rows of the built-in dates, or of the test file, where it is still there."""
+    """Return rows of the built-in dates, or of the test or validation file if it still exists."""
     try:
         corpus = read_object(folder / CORPUS_FILE)
     except UserError:

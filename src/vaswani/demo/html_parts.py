@@ -33,7 +33,7 @@ STYLE = """<style>
 
 
 def part(*contents: str) -> str:
-    """Return contents to which `STYLE` applies."""
+    """Return contents in an element to which `STYLE` applies."""
     return f'<div class="vaswani">{"".join(contents)}</div>'
 
 
@@ -68,7 +68,7 @@ def marked(title: str, text: str, start: int, end: int) -> str:
 
 
 def token_list(title: str, codec: TextCodec, token_ids: Sequence[int]) -> str:
-    """Return readable tokens under a title with their number."""
+    """Return a list of readable tokens, under a title with their number."""
     tokens = token_texts(codec, token_ids).tokens
     items = "".join(f'<li dir="auto">{escape(token)}</li>' for token in tokens)
     count = f"{len(tokens):,} token{'s' * (len(tokens) != 1)}"
@@ -76,7 +76,7 @@ def token_list(title: str, codec: TextCodec, token_ids: Sequence[int]) -> str:
 
 
 def pictures(light: str, dark: str, alternative: str) -> str:
-    """Return the one of two pictures that fits the page, with the words that screen readers read instead."""
+    """Return two pictures; the page shows the one for its theme, and screen readers read `alternative`."""
     return "".join(
         f'<img class="{theme}" src="{escape(source)}" alt="{escape(alternative)}">'
         for theme, source in {"of-light": light, "of-dark": dark}.items()
@@ -89,7 +89,7 @@ def paragraph(text: str) -> str:
 
 
 def alert(message: str) -> str:
-    """Return a message about what went wrong, which screen readers read at once."""
+    """Return an error message, which screen readers read at once."""
     return f'<p class="alert" role="alert">{escape(message)}</p>'
 
 

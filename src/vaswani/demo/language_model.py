@@ -1,4 +1,4 @@
-"""Language models: a causal one completes a text, a masked one fills in its masked words."""
+"""The views of language models: causal models complete a text, masked models fill in masked words."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CompletionView(View):
         super().__init__(name, TextCodec(self.language_model.tokenizer), self.language_model.model)
 
     def controls(self) -> list[Slider | Textbox]:
-        """Return how long completions are, and the temperature of the samples."""
+        """Return the inputs for the length of completions and the temperature of the samples."""
         import gradio as gr
 
         return [
@@ -90,9 +90,9 @@ class MaskView(View):
         self.text_label = f"Text with {self.mask} for each word to fill in"  # type: ignore[misc]
 
     def answer(self, text: str) -> Answer:
-        """Return the text with the most probable word for each mask, and a table of others."""
+        """Return the text with the most probable word for each mask, and tables of other words."""
         if self.mask not in text:
-            raise UserError(f"the text has no {self.mask}; write it where the model is to fill in a word")
+            raise UserError(f"the text has no {self.mask}; write it where the model should fill in a word")
         token_ids = self.encode(text)
         check_length(len(token_ids), self.filler.max_length)
         of_masks = self.filler(text, TOP_K)

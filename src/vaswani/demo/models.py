@@ -1,4 +1,4 @@
-"""Opens what a demo can show: a model of texts, by what its checkpoint is."""
+"""Open the models that a demo can show, each with the class that fits its checkpoint."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Kind = Literal["labels", "summaries", "seq2seq", "causal", "masked", "answers"]
 EXPECTED = (
     "an encoder-decoder, a classifier, a model that answers questions, or a causal or masked language model"
 )
-OF_SUMMARIES = {"max_length": 512, "no_repeat_ngram_size": 3}  # as of `vaswani summarize`
+OF_SUMMARIES = {"max_length": 512, "no_repeat_ngram_size": 3}  # as in `vaswani summarize`
 
 
 class Summarizer(Translator):
@@ -40,14 +40,14 @@ class Summarizer(Translator):
 
 
 class MaskFiller(FromPretrained):
-    """Predicts masked tokens by a masked language model; thread-safe.
+    """Predicts masked tokens with a masked language model; thread-safe.
 
     Args:
-        model: is put into evaluation mode.
-        tokenizer: has a mask token.
+        model: a masked language model; it is put into evaluation mode.
+        tokenizer: the model's tokenizer, with a mask token.
 
     Attributes:
-        max_length: maximum tokens of a text, special tokens included.
+        max_length: maximum tokens of a text, including special tokens.
 
     Raises:
         UserError: the tokenizer has no mask token.
@@ -57,7 +57,7 @@ class MaskFiller(FromPretrained):
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
         if tokenizer.mask_token is None:
-            raise UserError("the tokenizer has no mask_token, so that no token can be masked")
+            raise UserError("the tokenizer has no mask_token, so no token can be masked")
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.codec = TextCodec(tokenizer)
@@ -85,10 +85,10 @@ CLASSES: dict[Kind, Any] = {
 
 
 def kind_of_checkpoint(name: str | Path, revision: str | None = None) -> Kind:
-    """Return what the model of a folder or on the Hub does, before it is loaded.
+    """Return the kind of a model, in a folder or on the Hub, before it is loaded.
 
     Raises:
-        UserError: it is none that a demo shows.
+        UserError: a demo does not show such models.
     """
     folder = local_folder(name, revision, weights=False)
     config = read_config(folder)
@@ -104,12 +104,12 @@ def kind_of_checkpoint(name: str | Path, revision: str | None = None) -> Kind:
 
 
 def _kind_of_export(name: str | Path, revision: str | None) -> Kind:
-    """Return what an exported encoder-decoder does; there may be no `config.json`."""
+    """Return the kind of an exported encoder-decoder, which may have no `config.json`."""
     return "summaries" if _trained_to_summarize(local_folder(name, revision, weights=False)) else "seq2seq"
 
 
 def summarizes(folder: Path, config: PreTrainedConfig) -> bool:
-    """Return whether an encoder-decoder has learned to summarize, as far as its training or type tells."""
+    """Return True if the training settings or the type of an encoder-decoder say that it summarizes."""
     return _trained_to_summarize(folder) or config.model_type == "pegasus"
 
 
@@ -125,17 +125,18 @@ def open_model(
     translator_options: dict[str, Any] | None = None,
     **loading: Any,
 ) -> Model:
-    """Load a model by what its checkpoint is.
+    """Load a model with the class that fits its checkpoint.
 
     Args:
         name: a folder, or a name on the Hub.
-        engine: of an encoder-decoder, as in `Translator.from_pretrained`.
+        engine: engine of an encoder-decoder, as in `Translator.from_pretrained`.
         revision: branch, tag or commit on the Hub; None means `main`.
-        translator_options: of `Translator`, for encoder-decoders; None values are the defaults.
+        translator_options: options of `Translator`, for encoder-decoders; None values mean the defaults.
         loading: further options of `FromPretrained.from_pretrained`.
 
     Raises:
-        UserError: the model cannot be loaded, a demo does not show its kind, or an option is for another.
+        UserError: the model cannot be loaded, a demo does not show its kind, or an option is for another
+            kind.
     """
     given = {name: value for name, value in (translator_options or {}).items() if value is not None}
     kind = kind_of_checkpoint(name, revision) if engine == "torch" else _kind_of_export(name, revision)
@@ -143,12 +144,12 @@ def open_model(
         options = {**(OF_SUMMARIES if kind == "summaries" else {}), **given, **loading}
         return CLASSES[kind].from_pretrained(name, engine=engine, revision=revision, **options)
     if given:
-        raise UserError(f"{next(iter(given))} is for encoder-decoders, and {name} is none; leave it out")
+        raise UserError(f"{next(iter(given))} is for encoder-decoders, and {name} is not one; leave it out")
     return CLASSES[kind].from_pretrained(name, revision=revision, **loading)
 
 
 def shown_names(names: Sequence[str]) -> list[str]:
-    """Return what a page calls models: the last parts of their names, as many as tell them apart.
+    """Return short names for models: the last parts of their names, as many as distinguish them.
 
     Raises:
         UserError: a model is given twice.

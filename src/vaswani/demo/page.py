@@ -1,6 +1,6 @@
-"""The page: a text above, below it a column for each model with what that model makes of the text.
+"""The page: a text box and, below it, a column for each model with the model's output.
 
-A text is sent when its writer pauses, and one text of a page is computed at a time; the last one always is.
+The text is sent when the user pauses. A page computes one text at a time; the last one is always computed.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from vaswani.inference.translate.translation import Translator
 from vaswani.insight.attention_page import attention_page
 
 THREADS = 4  # texts that one model reads at a time
-MOST_WAITING = 64  # texts in the queue; users of a full one are told
-PAUSE = 300  # milliseconds without a key, after which a text is sent
+MOST_WAITING = 64  # texts in the queue; if it is full, users get a message
+PAUSE = 300  # milliseconds without a key press, after which a text is sent
 
 VIEWS: dict[type[Model], Any] = {
-    Summarizer: SummaryView,  # before the class that it inherits
+    Summarizer: SummaryView,  # before its base class
     Translator: TranslationView,
     Classifier: ClassificationView,
     Prompter: CompletionView,
@@ -40,7 +40,7 @@ VIEWS: dict[type[Model], Any] = {
     QuestionAnswerer: AnswerView,
 }
 
-_numbers = count()  # of pages, so that several can be parts of one
+_numbers = count()  # of pages: unique element ids, so that pages can be combined into one
 
 
 def build_page(models: Mapping[str, Model], examples: Sequence[str | tuple[str, ...]] = ()) -> gr.Blocks:
@@ -69,17 +69,17 @@ def build_page(models: Mapping[str, Model], examples: Sequence[str | tuple[str, 
 
 
 def _views(models: Mapping[str, Model]) -> list[View]:
-    """Return how each model is shown.
+    """Return a view for each model.
 
     Raises:
-        UserError: there is no model, or there are several kinds.
+        UserError: there is no model, or the models are of several kinds.
     """
     if not models:
         raise UserError("a demo needs a model; give one or more")
     kinds = {name: next(kind for kind in VIEWS if isinstance(model, kind)) for name, model in models.items()}
     if len(set(kinds.values())) > 1:
         told = ", ".join(f"{name} ({kind.__name__})" for name, kind in kinds.items())
-        raise UserError(f"the models of a demo are of one kind; got {told}")
+        raise UserError(f"the models of a demo must be of one kind; got {told}")
     return [VIEWS[kinds[name]](name, model) for name, model in models.items()]
 
 
@@ -90,7 +90,7 @@ def _html(value: str = "") -> gr.HTML:
 def _add_column(
     view: View, text: gr.Textbox, controls: list[gr.Slider | gr.Textbox], button: gr.Button
 ) -> None:
-    """Add what one model makes of the text."""
+    """Add the column of one model."""
     answer = gr.Textbox(label=view.answer_label, lines=2, interactive=False)
     details = _html()
     answered = button.click(
@@ -126,14 +126,14 @@ def _add_panel(
     answered: Any,
     choices: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
-    """Add a part of the page that is computed while it is open.
+    """Add a panel that is computed only while it is open.
 
     Args:
-        title: of the part.
-        show: returns its HTML from the values of the inputs and the choices.
-        inputs: what it depends on.
+        title: title of the panel.
+        show: returns the panel's HTML from the values of the inputs and the choices.
+        inputs: the inputs that the panel depends on.
         answered: the event after which the text has a new answer.
-        choices: labels with what can be chosen in the part; None for nothing.
+        choices: labels of menus in the panel with their items; None for no menus.
     """
     hidden: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
     is_open = gr.State(False)
@@ -153,7 +153,7 @@ def _add_panel(
 
 
 def _send_after_pause(button: gr.Button) -> str:
-    """Return JavaScript that presses the button once no key was pressed for a while."""
+    """Return JavaScript that clicks the button when no key has been pressed for a while."""
     return (
         f"() => {{ clearTimeout(window.{_timer(button)}); window.{_timer(button)} = setTimeout("
         f"() => document.getElementById('{button.elem_id}').click(), {PAUSE}); }}"

@@ -1,4 +1,4 @@
-"""Serves a page on this machine alone, until a signal ends it. Nothing is sent to other machines."""
+"""Serve a page on this machine only, until a signal ends it. Nothing is sent to other machines."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ MONOSPACED = ("ui-monospace", "monospace")
 
 
 def usable_port(port: int) -> int:
-    """Return a port, or a free one for 0.
+    """Return the port after checking that it can be used; for 0, return a free port.
 
     Raises:
         UserError: the port is taken, or may not be used.
     """
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server that has ended keeps nothing
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as after a server that has just ended
         try:
             probe.bind((ADDRESS, port))
         except OSError as error:
@@ -41,9 +41,9 @@ def serve(page: gr.Blocks, port: int, say: Callable[[str], None]) -> None:
     """Serve a page until SIGINT or SIGTERM.
 
     Args:
-        page: of `build_demo`.
-        port: of 127.0.0.1; 0 means a free one.
-        say: is called with the address when the page can be opened.
+        page: the page from `build_demo`.
+        port: port of 127.0.0.1; 0 means a free one.
+        say: called with the address when the page can be opened.
 
     Raises:
         UserError: the port is taken, or may not be used.
@@ -71,7 +71,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def launch_options() -> dict[str, Any]:
-    """Return options of `launch` by which nothing leaves the machine: no tunnel, no links, system fonts."""
+    """Return options of `launch` that keep all data on this machine: no tunnel, no links, system fonts."""
     return {
         "share": False,
         "footer_links": [],
@@ -88,7 +88,7 @@ def launch_options() -> dict[str, Any]:
 
 
 def _own_hosts_alone() -> Any:
-    """Refuse requests for other hosts, as from a web page whose name was made to mean this machine."""
+    """Refuse requests for other host names, such as a website's name that was redirected to this machine."""
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
@@ -96,7 +96,7 @@ def _own_hosts_alone() -> Any:
 
 
 def _theme() -> gr.Theme:
-    """Return Gradio's theme with fonts of the system, in which all can be read."""
+    """Return Gradio's theme with fonts of the system and with enough contrast to read everything."""
     import gradio as gr
 
     theme = gr.themes.Default(primary_hue="blue", font=FONTS, font_mono=MONOSPACED)
@@ -110,7 +110,7 @@ def _theme() -> gr.Theme:
 
 
 def _keep_local_requests_local() -> None:
-    """Except this machine from a proxy: Gradio asks its own server whether it has started."""
+    """Exclude this machine from proxies: Gradio asks its own server whether it has started."""
     for name in ("NO_PROXY", "no_proxy"):
         others = os.environ.get(name)
         os.environ[name] = f"{others},{ADDRESS}" if others else ADDRESS

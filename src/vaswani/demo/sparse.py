@@ -1,4 +1,4 @@
-"""The sparse patterns of a model's layers, for the length of a text."""
+"""Show the sparse patterns of a model's layers for the length of a text."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from vaswani.demo.html_parts import paragraph, part, pictures
 from vaswani.insight.sparse_patterns import MAX_DRAWN_BLOCKS, PANELS_IN_A_ROW, density, draw_sparse_pattern
 from vaswani.model.sparse_pattern import SparsePattern
 
-LEAST_BLOCKS = 16  # with fewer, a pattern cannot be seen
+LEAST_BLOCKS = 16  # with fewer blocks, no pattern is visible
 
 
 def sparse_patterns(model: Any) -> dict[str, SparsePattern]:
-    """Return the patterns of the modules of a model that attend sparsely, by name."""
+    """Return the patterns of a model's modules with sparse attention, by the names of the modules."""
     if model is None:
         return {}
     of_modules = {name: getattr(module, "pattern", None) for name, module in model.named_modules()}
@@ -22,7 +22,7 @@ def sparse_patterns(model: Any) -> dict[str, SparsePattern]:
 
 
 def show_pattern(pattern: SparsePattern, tokens: int) -> str:
-    """Return a picture of a pattern as HTML, for a text of so many tokens or a longer one.
+    """Return a picture of a pattern as HTML, for a text of `tokens` tokens or more.
 
     Raises:
         UserError: matplotlib is not installed.
@@ -44,6 +44,6 @@ def show_pattern(pattern: SparsePattern, tokens: int) -> str:
 
 
 def _drawn(pattern: SparsePattern, blocks: int, dark: bool) -> str:
-    """Return the address of a picture, which holds the picture."""
+    """Return a picture of a pattern as a data URL."""
     picture = draw_sparse_pattern(pattern, blocks, dark=dark).to_bytes("png")
     return f"data:image/png;base64,{base64.b64encode(picture).decode()}"

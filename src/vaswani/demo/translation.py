@@ -1,4 +1,4 @@
-"""Encoder-decoders: a text, its translation, and the n-best list with scores."""
+"""The views of encoder-decoders: the translation or summary of a text, and the n-best list with scores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vaswani.insight.attention import AttentionMap, read_attention
 
 
 class TranslationView(View):
-    """Shows the hypotheses of a translator, as many as it has beams."""
+    """Shows the hypotheses of a translator, one per beam."""
 
     verb = "Translate"
     text_label = "Text"
@@ -27,7 +27,7 @@ class TranslationView(View):
         self.translator = translator
 
     def attention(self, text: str, answer: str, *values: Any) -> tuple[AttentionMap, ...]:
-        """Return the attention of the encoder, of the decoder, and of the translation to the text."""
+        """Return the attention of the encoder, of the decoder, and from the translation to the text."""
         tokenizers = self.codec.tokenizer, self.translator.sides.targets.tokenizer
         return read_attention(self.model, tokenizers, _one_line(text), answer or None)
 
@@ -52,12 +52,12 @@ class TranslationView(View):
 
 
 class SummaryView(TranslationView):
-    """As `TranslationView`, with the words of summaries."""
+    """A `TranslationView` with the labels of summarization."""
 
     verb = "Summarize"
     answer_label = "Summary"
 
 
 def _one_line(text: str) -> str:
-    """Return a text as a translator reads it, which is trained on lines."""
+    """Return a text on one line, because translators are trained on lines."""
     return " ".join(text.split())

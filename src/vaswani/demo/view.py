@@ -1,4 +1,4 @@
-"""What the page shows of one model; each kind of model has a subclass in a file of its own."""
+"""The base class of the views of a model; each kind of model has a subclass in its own file."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MOST_CHARACTERS = 50_000  # tokenizers need a second for more, whatever the model reads
+MOST_CHARACTERS = 50_000  # tokenizers need a second for more, even if the model reads less
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model makes of a text.
+    """A model's output for a text.
 
     Args:
         text: the result in short.
@@ -37,14 +37,14 @@ class Answer:
 
 
 class View:
-    """Shows what a model does with a text. Threads share it.
+    """Shows the output of a model for a text. Several threads share a view.
 
     Args:
-        name: of the model, for the page.
-        codec: encodes the texts that it reads.
-        model: a PyTorch model; None where an engine without one runs it.
+        name: name of the model on the page.
+        codec: encodes the texts that the model reads.
+        model: a PyTorch model; None if another engine runs it.
 
-    Class attributes are words of the page: `verb` of the button, labels of the text and of its answer.
+    Class attributes are words on the page: `verb` on the button, and the labels of the text and its answer.
     """
 
     verb: ClassVar[str]
@@ -70,12 +70,12 @@ class View:
         raise NotImplementedError
 
     def attention(self, text: str, answer: str, *values: Any) -> tuple[AttentionMap, ...]:
-        """Return what the tokens of a text attend to, and those of its answer where the model reads them.
+        """Return the attention of the tokens of a text and, if the model reads them, of its answer.
 
         Args:
-            text: that was answered.
-            answer: to it.
-            values: of the controls.
+            text: the text.
+            answer: the answer to the text.
+            values: values of the controls.
 
         Raises:
             UserError: the model returns no weights, or the text is too long.
@@ -95,7 +95,7 @@ class View:
         return self.codec.token_ids([text])[0]
 
     def show(self, text: str | None, *values: Any) -> tuple[str, str]:
-        """Return the answer to a text, and HTML about it with the time that it took, or why there is none."""
+        """Return the answer to a text, and HTML with its details and time or the reason of a failure."""
         if text is None or not text.strip():  # a client may send null
             return "", ""
         start = time.perf_counter()
@@ -111,7 +111,7 @@ class View:
 
 
 def told(work: Callable[[], Result]) -> tuple[Result | None, str]:
-    """Return the result of some work, or None with the reason of its failure as HTML."""
+    """Return the result of a function and an empty text, or None and the reason of its failure as HTML."""
     try:
         return work(), ""
     except (UserError, RunError) as error:
@@ -122,15 +122,15 @@ def told(work: Callable[[], Result]) -> tuple[Result | None, str]:
 
 
 def part_or_problem(work: Callable[[], str]) -> str:
-    """Return the HTML that some work makes, or the reason of its failure."""
+    """Return the HTML that a function makes, or the reason of its failure as HTML."""
     made, problem = told(work)
     return problem if made is None else made
 
 
 def check_characters(text: str) -> None:
-    """Raise a UserError if a text has too many characters, or some that are none."""
+    """Raise a UserError if a text has too many characters, or half of a surrogate pair."""
     if not is_utf8(text):
-        raise UserError("the text has half of a surrogate pair, which is no character; type it anew")
+        raise UserError("the text has half of a surrogate pair, which is not a character; type it again")
     if len(text) > MOST_CHARACTERS:
         raise UserError(
             f"the text has {len(text):,} characters, and at most {MOST_CHARACTERS:,} are read; shorten it"

@@ -36,7 +36,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value for readers, atomically, with null in place of NaN and infinity."""
+    """Write a value as readable JSON, atomically, with null in place of NaN and infinity."""
     text = finite_json(without_non_finite(value), indent=2, ensure_ascii=False) + "\n"
     write_whole(path, text.encode())
 
@@ -62,7 +62,7 @@ def _is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # another user's
+    except OSError:  # another user's process
         return True
     return True
 
@@ -130,7 +130,7 @@ def whole_folder(output: Path, what: str) -> Iterator[Path]:
         sync(output)
     except BaseException as error:
         _remove_all([unfinished, *moved], made)
-        # safetensors has an error of its own for those of the system.
+        # safetensors raises its own error class for errors of the system.
         if isinstance(error, OSError) or is_full_disk(error) or "I/O error" in str(error):
             reason = "no space left on its disk" if is_full_disk(error) else one_line(error)
             raise RunError(f"cannot write {what} into {output}: {reason}; nothing was saved") from error
@@ -144,7 +144,7 @@ def check_output_folder(output: Path, what: str) -> None:
 
 
 def _make_unfinished(output: Path, what: str) -> tuple[Path, list[Path]]:
-    """Return a new folder in `output`, and the folders created for it, the deepest first."""
+    """Return a new folder in `output`, and the folders that were created for it, deepest first."""
     if "\ufffd" in os.fsencode(output).decode(errors="replace"):
         raise UserError(f"output {output} has a name that is not UTF-8; give another one for {what}")
     made = [folder for folder in (output, *output.absolute().parents) if not os.path.exists(folder)]

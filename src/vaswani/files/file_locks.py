@@ -1,4 +1,4 @@
-"""Files of one process at a time: a lock that the kernel releases when its owner ends, however it ends."""
+"""Lock a file for one process at a time; the kernel releases the lock when the process ends in any way."""
 
 import fcntl
 import logging
@@ -9,12 +9,12 @@ logger = logging.getLogger(__name__)
 
 
 def open_locked(path: Path) -> int:
-    """Open a file, which is made if it does not exist, and lock it until it is closed.
+    """Open a file, create it if needed, and lock it until it is closed.
 
-    A file system without locks causes a warning.
+    A warning is logged if the file system has no locks.
 
     Returns:
-        The descriptor. Delete or rename the file before it is closed: nobody else has it until then.
+        The descriptor. Delete or rename the file before closing it, while no other process can lock it.
 
     Raises:
         BlockingIOError: another process holds the lock.
@@ -31,7 +31,7 @@ def open_locked(path: Path) -> int:
             logger.warning(f"{path} cannot be locked ({error.strerror}): see that nobody else writes there.")
         if _is_still(path, descriptor):
             return descriptor
-        os.close(descriptor)  # its owner has just ended, and deleted or renamed it
+        os.close(descriptor)  # the former owner has just deleted or renamed the file
 
 
 def _is_still(path: Path, descriptor: int) -> bool:

@@ -17,11 +17,11 @@ from huggingface_hub.errors import HTTPError
 
 logger = logging.getLogger(__name__)
 
-SECONDS_OF_SILENCE = 5.0  # before a message says what the client waits for
+SECONDS_OF_SILENCE = 5.0  # then a message says what the client waits for
 UPLOAD_PATIENCE = 6  # the Hub answers uploads more slowly
 
-_problems: list[str] = []  # of the requests since the last answer
-_clients: WeakSet[Any] = WeakSet()  # those with time-outs
+_problems: list[str] = []  # problems of the requests since the last answer
+_clients: WeakSet[Any] = WeakSet()  # clients with time-outs
 
 
 def use_patient_client() -> None:
@@ -43,13 +43,13 @@ def last_problem() -> str | None:
 
 
 def _is_librarys(client: Any) -> bool:
-    """Whether a client is the library's own: its hook marks the requests, and it waits forever."""
+    """Return True for the library's own client: it has the library's request hook and no time-out."""
     hooks = {str(hook.__module__).partition(".")[0] for hook in client.event_hooks["request"]}
     return client not in _clients and "huggingface_hub" in hooks and client.timeout.read is None
 
 
 def _patient_client(like: Any) -> Any:
-    """Return a new client with time-outs; `like` is the library's."""
+    """Return a new client with time-outs and the settings of the library's client, `like`."""
     client: Any = type(like)(
         event_hooks=like.event_hooks, follow_redirects=like.follow_redirects, timeout=like.timeout
     )

@@ -16,7 +16,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """Read a file that holds one JSON object.
 
     Raises:
-        UserError: the file is missing, a folder or unreadable, or holds something else.
+        UserError: the file is missing, a folder or unreadable, or does not hold an object.
     """
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):  # reading a pipe would block

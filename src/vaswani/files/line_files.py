@@ -22,12 +22,12 @@ from vaswani.files.file_locks import open_locked
 
 STANDARD_STREAM = "-"
 COLUMN_ENDINGS = (".conll", ".conll.gz")  # a word and its tags in each line, as in CoNLL's shared tasks
-OTHER_FORMATS = (".csv", ".tsv", ".parquet", ".gz")  # that no output of lines has
+OTHER_FORMATS = (".csv", ".tsv", ".parquet", ".gz")  # not for outputs of lines
 LONGEST_LINE = 1 << 22  # bytes; tokenizing takes up to 400 times as much memory, and /dev/zero never ends
 
 
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_PACKED = {  # what such a file begins with
+_PACKED = {  # the first bytes of compressed files
     "gzip": rb"\x1f\x8b",
     "zstd": rb"\x28\xb5\x2f\xfd",
     "bzip2": rb"BZh[1-9]1AY&SY",
@@ -59,7 +59,7 @@ def open_lines(name: str) -> Iterator[BinaryIO]:
 
 
 def read_lines(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a stream with their line feeds, which the last may lack.
+    """Yield the lines of a stream with their line feeds; the last line may lack it.
 
     Raises:
         UserError: a line is longer than `LONGEST_LINE` bytes, or the text is UTF-16 or compressed.
@@ -89,7 +89,7 @@ def read_lines(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def not_utf8(start: bytes) -> str | None:
-    """Return what the first bytes of a file tell against UTF-8 text, with the remedy; None for nothing."""
+    """Return why a file with these first bytes is not UTF-8 text, with the remedy; None if it may be."""
     if _is_utf16(start):
         return "is UTF-16, not UTF-8; convert it (iconv -f UTF-16 -t UTF-8)"
     packer = next((name for name, mark in _PACKED.items() if re.match(mark, start)), None)
@@ -97,7 +97,7 @@ def not_utf8(start: bytes) -> str | None:
 
 
 def _is_utf16(start: bytes) -> bool:
-    """Whether a text begins in UTF-16: with its mark, or without one with a NUL in each second byte."""
+    """Return True for UTF-16: with a byte order mark, or with a NUL in almost every second byte."""
     nuls = [start[place::2].count(0) for place in (0, 1)]
     return start.startswith(_UTF16) or (len(start) >= 8 and min(nuls) == 0 and max(nuls) > 0.4 * len(start))
 
@@ -111,7 +111,7 @@ def count_lines(name: str) -> int | None:
 
 
 def paragraphs(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the texts that blank lines separate; newlines inside stay."""
+    """Yield the texts between blank lines; newlines inside a text stay."""
     paragraph: list[str] = []
     for line in chain(lines, [""]):
         if line.strip():
@@ -129,7 +129,7 @@ def check_not_input(output: str, *inputs: str | Path | None) -> None:
 
 
 def check_not_json(output: str, remedy: str) -> None:
-    """Raise a UserError if the name of an output that gets lines of text tells of JSON."""
+    """Raise a UserError if an output for lines of text has a name that ends in .jsonl."""
     if output.lower().endswith(".jsonl"):
         raise UserError(f"--output {output} would hold lines of text, not JSON; end it in .txt, or {remedy}")
 
@@ -137,10 +137,10 @@ def check_not_json(output: str, remedy: str) -> None:
 class LineWriter:
     """Writes lines to a file, which appears when it is complete, or to standard output for "-".
 
-    Until then, and after a failure, the lines are in a file of that name + ".partial".
+    Until then, and after a failure, the lines are in the file NAME.partial.
 
     Raises:
-        UserError: the file cannot be opened, or its name ends as that of another format.
+        UserError: the file cannot be opened, or its name has the ending of another format.
         PipeClosedError: standard output is a closed pipe.
         RunError: a line cannot be written, for example because the disk is full.
     """
@@ -160,8 +160,8 @@ class LineWriter:
                 "end it in .txt or .jsonl"
             )
         try:
-            if os.path.isfile(name) or not os.path.exists(name):  # not so /dev/null or a named pipe
-                self._final = Path(os.path.realpath(name))  # of a link, its target
+            if os.path.isfile(name) or not os.path.exists(name):  # not /dev/null or a named pipe
+                self._final = Path(os.path.realpath(name))  # the target of a link
                 self._name = f"{self._final}.partial"
             self._stream = self._open()
         except (OSError, ValueError) as error:
@@ -170,7 +170,7 @@ class LineWriter:
             raise UserError(f"cannot write {self._name}: {reason(error)}{advice}") from error
 
     def _open(self) -> BinaryIO:
-        """Open the file, empty, for this process alone."""
+        """Open and empty the file, locked for this process."""
         if self._final is None:
             return open(self._name, "wb")
         try:
@@ -183,7 +183,7 @@ class LineWriter:
         return stream
 
     def write(self, line: str, end: str = "\n") -> None:
-        """Write one line, or with another `end` a part of it, in UTF-8, and flush it."""
+        """Write one line in UTF-8, or a part of a line with another `end`, and flush it."""
         try:
             self._stream.write((line + end).encode("utf-8", errors="replace"))
             self._stream.flush()
@@ -214,7 +214,7 @@ class LineWriter:
     ) -> None:
         if self._is_standard:
             return
-        with self._stream:  # what is renamed or deleted is locked until then
+        with self._stream:  # keeps the lock until the file is renamed or deleted
             if self._final is None:
                 return
             if error is None:

@@ -1,6 +1,6 @@
-"""The configurations that ship with the package, found by name: `dates`, `systems/gpt2`, `devices/h100`.
+"""Find the configurations that ship with the package by name: `dates`, `systems/gpt2`, `devices/h100`.
 
-Each is a YAML file in `vaswani/configs`. Its first line says what it is, the next one how it is used.
+Each is a YAML file in `vaswani/configs`. Its first line describes it; one of the next shows how to use it.
 """
 
 import difflib
@@ -14,19 +14,19 @@ FOLDER = Path(__file__).parents[1] / "configs"
 
 
 def config_names() -> list[str]:
-    """The names of all configurations, those in folders last."""
+    """Return the names of all configurations, those in folders last."""
     names = map(_name_in_folder, FOLDER.rglob("*.yaml"))
     return sorted(names, key=lambda name: (name.count("/"), name))
 
 
 def find_config(given: str | Path, what: str = "configuration file") -> Path:
-    """Return the file at a path or, where there is none, the configuration of that name.
+    """Return the file at a path or, if there is no such file, the configuration of that name.
 
-    `NAME.yaml` and `configs/NAME.yaml` are names as well.
+    `NAME.yaml` and `configs/NAME.yaml` are accepted as names too.
 
     Args:
         given: a path or a name.
-        what: the file is called in the error.
+        what: what the error message calls the file.
 
     Raises:
         UserError: neither exists.
@@ -43,7 +43,7 @@ def shipped_config(name: str | Path) -> Path:
     """Return the file of a configuration that ships with the package.
 
     Raises:
-        UserError: there is none of that name.
+        UserError: there is no configuration of that name.
     """
     if _name(name) not in config_names():
         raise UserError(f"no configuration is called {str(name)!r}; {_hint(name)}")
@@ -51,7 +51,7 @@ def shipped_config(name: str | Path) -> Path:
 
 
 def name_of_shipped(path: Path) -> str | None:
-    """Return the name of a configuration that ships with the package; None for another file."""
+    """Return the name of a configuration that ships with the package; None for other files."""
     return _name_in_folder(path) if path.is_relative_to(FOLDER) else None
 
 
@@ -64,12 +64,12 @@ def _name(given: str | Path) -> str:
 
 
 def summary(name: str) -> str:
-    """Return what a configuration is, in one line."""
+    """Return the one-line description of a configuration."""
     return _header(name)[0]
 
 
 def usage(name: str) -> str:
-    """Return how a configuration is used: `vaswani train --config dates`."""
+    """Return the command line that uses a configuration, such as `vaswani train --config dates`."""
     options = ("--config", "--task", "--device")
     found = next(line for line in _header(name) if any(option in line for option in options))
     return found.removesuffix("\\").rstrip()
@@ -89,14 +89,14 @@ def check_command(path: Path, given: str) -> None:
     """
     shipped = name_of_shipped(path)
     if shipped and command(shipped) != given:
-        raise UserError(f"{shipped} is not for vaswani {given}; use it so: {usage(shipped)}")
+        raise UserError(f"{shipped} is not for vaswani {given}; use it with: {usage(shipped)}")
 
 
 def command_of(path: Path) -> str:
-    """Return the command that takes a configuration file, from its comments; `train` if they do not tell."""
+    """Return the command that takes a configuration file, from its comments; `train` if they name none."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError):  # the reader of the configuration says so
+    except (OSError, ValueError):  # the reader of the configuration reports it
         return "train"
     found = re.findall(r"^# .*\bvaswani (train|distill|pretrain|finetune) --config", text, flags=re.MULTILINE)
     return found[0] if found else "train"

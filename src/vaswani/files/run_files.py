@@ -4,15 +4,15 @@ import re
 from pathlib import Path
 
 SETTINGS_FILE = "training_config.yaml"
-HISTORY = "resumed"  # in it: the settings that changed when the run was resumed
+HISTORY = "resumed"  # key in this file: the settings that changed when the run was resumed
 CORPUS_FILE = "corpus.json"
 EVALUATION_FILE = "evaluation.json"
-AVERAGED_FILE = "averaged.json"  # the checkpoints whose mean the model is
-MANIFEST = "manifest.json"  # of a checkpoint; it is written last
+AVERAGED_FILE = "averaged.json"  # the checkpoints whose weights were averaged
+MANIFEST = "manifest.json"  # of a checkpoint; written last
 
-# Of an adapter, as PEFT names them.
+# Files of an adapter, with PEFT's names.
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-ADAPTED_SAMPLE = "adapted_sample.json"  # some numbers of the model that it belongs to
+ADAPTED_SAMPLE = "adapted_sample.json"  # a sample of the weights of its model
 
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")

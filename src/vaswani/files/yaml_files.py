@@ -1,4 +1,4 @@
-"""YAML with plain values only and without duplicate keys."""
+"""Read YAML with plain values only and without duplicate keys."""
 
 import reprlib
 from typing import Any
@@ -13,8 +13,8 @@ def load_yaml(text: str) -> Any:
     """Read YAML into plain values.
 
     Raises:
-        yaml.YAMLError: the text is not YAML, is nested too deeply, or gives a key twice, of which PyYAML
-            would keep the last.
+        yaml.YAMLError: the text is not YAML, is nested too deeply, or repeats a key (PyYAML would keep the
+            last value).
     """
     try:
         return yaml.load(text, _Loader)

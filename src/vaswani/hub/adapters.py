@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA; Hu et al., 2021, arXiv:2106.09685) by PEFT: add, describe, load and merge.
 
-The folder of an adapter holds its weights, the name of the model that it belongs to and some numbers of it,
-the tokenizers and the configuration of the whole model. Plain PEFT loads it as well.
+The folder of an adapter holds its weights, the name of the model that it belongs to and a sample of that
+model's weights, the tokenizers and the configuration of the whole model. Plain PEFT can load it too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from vaswani.hub.weights import (
 
 
 def check_peft() -> None:
-    """Raise a UserError without the package that makes and reads adapters."""
+    """Raise a UserError if PEFT, which makes and reads adapters, is not installed."""
     try:
         import peft  # noqa: F401
     except ImportError as error:
@@ -51,7 +51,7 @@ def check_peft() -> None:
 # ----------------------------------------------------------------------------------------------------- adding
 
 
-# The name of a task for PEFT, by the Auto class of its models. Question answering has none here: PEFT's class
+# PEFT's name of a task, by the Auto class of its models. Question answering is left out because PEFT's class
 # for it drops `token_type_ids`.
 _TASKS = {
     AutoModelForSeq2SeqLM: "SEQ_2_SEQ_LM",
@@ -69,13 +69,13 @@ def add_adapter(
     A head, such as a classifier and its pooler, is trained in full and saved with the adapter.
 
     Args:
-        model: to adapt, in place.
-        base: its folder or its name on the Hub, for the adapter's configuration.
+        model: the model to adapt, in place.
+        base: folder or Hub name of the model, for the adapter's configuration.
         rank: inner size of the products.
         alpha: the products are multiplied by `alpha / rank`.
-        dropout: on the input of the products.
-        targets: last names of the linear layers, such as `q_proj`; empty for all but the output layer or the
-            head.
+        dropout: dropout on the input of the products.
+        targets: last part of the names of the linear layers, such as `q_proj`; empty for all except the
+            output layer or the head.
 
     Returns:
         The model as a `peft.PeftModel`.
@@ -94,20 +94,20 @@ def add_adapter(
         lora_alpha=alpha,  # type: ignore[arg-type]  # a factor, whatever its hint says
         lora_dropout=dropout,
         target_modules=list(targets) or _linear_layers(model),
-        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),  # GPT-2's
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),  # GPT-2 has these
         modules_to_save=_heads(model) or None,
         task_type=_TASKS.get(auto_class_of(model.config)),
         base_model_name_or_path=base,
     )
     adapted: Any = peft.get_peft_model(model, config)
-    adapted.active_peft_config.base_model_name_or_path = base  # PEFT has put the folder of a cache there
+    adapted.active_peft_config.base_model_name_or_path = base  # PEFT has set a cache folder
     adapted.create_or_update_model_card = lambda folder: None  # a run writes its own card
     adapted.adapted_sample = sample
     return adapted
 
 
 def _heads(model: PreTrainedModel) -> list[str]:
-    """Return the modules whose weights belong to no pretrained model: heads of a task, and a pooler."""
+    """Return the modules whose weights are not pretrained: the heads of a task, and a pooler."""
     if model.get_output_embeddings() is not None:
         return []
     names = [name for name, _ in model.named_parameters() if not is_of_base_model(name, model)]
@@ -115,7 +115,7 @@ def _heads(model: PreTrainedModel) -> list[str]:
 
 
 def _linear_layers(model: PreTrainedModel) -> list[str]:
-    """Return the names of all linear layers but the output layer and those of heads."""
+    """Return the names of all linear layers except the output layer and those in heads."""
     output = model.get_output_embeddings()
     return [
         name
@@ -127,7 +127,7 @@ def _linear_layers(model: PreTrainedModel) -> list[str]:
 
 
 def check_targets(model: PreTrainedModel, targets: Sequence[str]) -> None:
-    """Raise a UserError for a target that is no linear layer of the model, its output layer or in a head."""
+    """Raise a UserError for a target that is not a linear layer, or is the output layer or in a head."""
     linear = {name.rpartition(".")[2] for name in _linear_layers(model)}
     for target in targets:
         if target not in linear:
@@ -139,12 +139,12 @@ def check_targets(model: PreTrainedModel, targets: Sequence[str]) -> None:
 
 # -------------------------------------------------------------------------------------------- the right model
 
-_SAMPLED = 4  # numbers of each weight
-_ROUNDING = 2**-8  # of bfloat16: the model may be loaded in another dtype than the adapter was trained in
+_SAMPLED = 4  # numbers from each weight
+_ROUNDING = 2**-8  # of bfloat16: the model may be loaded in another dtype than in the adapter's training
 
 
 def _numbers_of(model: PreTrainedModel) -> dict[str, list[float]]:
-    """Return a few numbers of each weight but those of heads; they tell models of one shape apart."""
+    """Return a few numbers from each weight outside of heads; they distinguish models of the same shape."""
     sample = {}
     for name, weight in model.named_parameters():
         if weight.is_floating_point() and is_of_base_model(name, model):
@@ -154,12 +154,12 @@ def _numbers_of(model: PreTrainedModel) -> dict[str, list[float]]:
 
 
 def write_sample(adapted: Any, folder: Path) -> None:
-    """Write the numbers of the model that `add_adapter` has adapted beside its adapter."""
+    """Write the sample of the adapted model's weights, taken by `add_adapter`, into the adapter's folder."""
     write_whole(folder / ADAPTED_SAMPLE, (json.dumps(adapted.adapted_sample) + "\n").encode())
 
 
 def _check_sample(model: PreTrainedModel, folder: Path) -> None:
-    """Raise a ValueError for another model than the one that an adapter was trained with.
+    """Raise a ValueError if a model is not the one that the adapter was trained with.
 
     An adapter without a sample, as plain PEFT saves it, is not checked.
     """
@@ -191,16 +191,16 @@ def adapted_model(folder: Path) -> str:
 
 
 def check_published_base(name: str) -> None:
-    """Raise a UserError for an adapter that is of no use to others: of a model that is a folder here."""
+    """Raise a UserError if an adapter belongs to a model in a local folder: nobody else could use it."""
     if Path(name).is_dir():
         raise UserError(
-            f"an adapter of {name}, a folder of this machine, is of no use to others; push that model first "
-            "and train with its name on the Hub, or push a whole model, which vaswani merge makes"
+            f"nobody else can use an adapter of {name}, which is a local folder; push that model first and "
+            "train with its name on the Hub, or push a whole model, which vaswani merge makes"
         )
 
 
 def whole_weights(folder: Path) -> set[str]:
-    """Return the names of the model's weights that an adapter holds as they are, such as those of a head."""
+    """Return the names of the model's weights that an adapter holds in full, such as those of a head."""
     return {name.removeprefix("base_model.model.") for name in _stored(folder) if ".lora_" not in name}
 
 
@@ -214,8 +214,8 @@ def with_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """Load an adapter and merge it into the weights of its model, in place.
 
     Args:
-        model: that the adapter belongs to.
-        folder: of the adapter.
+        model: the model that the adapter belongs to.
+        folder: the folder of the adapter.
 
     Raises:
         UserError: PEFT is not installed; the adapter is missing, damaged, not finite, pickled or belongs to
@@ -239,7 +239,7 @@ def with_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         return adapted.merge_and_unload().requires_grad_(True)  # PEFT has frozen it
     except UserError:
         raise
-    except Exception as error:  # of PEFT, which has no errors of its own
+    except Exception as error:  # PEFT has no error classes of its own
         raise UserError(
             f"the adapter in {folder} does not fit {adapted_model(folder)}: {one_line(error)}; use the model "
             "that it was trained with"

@@ -28,7 +28,7 @@ from vaswani.hub.plain_card import (
 from vaswani.hub.run_metadata import DISTILLATION_PLOT, RunMetadata
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 
-# Training settings that the card lists where they are known.
+# Training settings that the card lists if they are known.
 LISTED_SETTINGS = (
     *("max_steps", "num_train_epochs", "max_tokens_per_batch", "gradient_accumulation_steps"),
     *("learning_rate", "lr_scheduler_type", "warmup_steps", "label_smoothing_factor", "weight_decay"),
@@ -43,7 +43,7 @@ LISTED_SETTINGS = (
 NOT_STATED = "not stated"
 
 
-# The Hub's names of the tasks of models of these classes.
+# The Hub's name of a task, by the end of the model's class name.
 PIPELINES = {
     "ForMaskedLM": "fill-mask",
     "ForPreTraining": "fill-mask",
@@ -54,7 +54,7 @@ PIPELINES = {
     "ForQuestionAnswering": "question-answering",
 }
 
-# What was removed from the texts of a pre-trained encoder-decoder, by its objective.
+# What each pre-training objective of encoder-decoders removes from the texts.
 REMOVED = {"span_denoising": "spans of tokens", "gap_sentences": "sentences"}
 
 _HUB_METRICS = {
@@ -66,7 +66,7 @@ _HUB_METRICS = {
 
 
 def check_repo_name(name: str, what: str = "repo") -> None:
-    """Raise a UserError for what cannot be the name of a repository on the Hub; `what` is told with it."""
+    """Raise a UserError if a name cannot be that of a repository on the Hub; `what` is the option to name."""
     try:
         validate_repo_id(name)
     except HFValidationError as error:
@@ -93,7 +93,7 @@ def model_card(run: RunMetadata, repo_id: str) -> ModelCard:
 
     Args:
         run: what is known about the model and its training.
-        repo_id: where the model is loaded from; its last part is the model's name.
+        repo_id: name from which the model is loaded; its last part is the model's name.
     """
     name = repo_id.rpartition("/")[2]
     sections = {
@@ -191,7 +191,7 @@ def _eval_results(run: RunMetadata) -> Iterator[EvalResult]:
 
 
 def _hub_metric(name: str) -> str:
-    """Return the Hub's name of a metric, which its variants share."""
+    """Return the Hub's name of a metric; variants of a metric share it."""
     return "rouge" if name.startswith("rouge") else _HUB_METRICS.get(name, name)
 
 
@@ -208,7 +208,7 @@ def _hub_dataset(run: RunMetadata) -> str | None:
 
 
 def name_of_data(run: RunMetadata, split: str = "train") -> str:
-    """Return the stated name of the data, or the file names of a split, without local folders."""
+    """Return the stated name of the data, or the file names of a split, without their local folders."""
     settings = run.settings
     has_files = split != "train" and settings.get(f"{split}_file")
     if not has_files and (name := settings.get("data_name") or _hub_dataset(run)):
@@ -289,7 +289,7 @@ def _usage(run: RunMetadata, repo_id: str) -> str:
 
 
 def _adapted(run: RunMetadata) -> str | None:
-    """Return the model that an adapter belongs to, without local folders; None for a whole model."""
+    """Return the name of an adapter's model, without local folders; None for a whole model."""
     name = run.adapter.get("base_model_name_or_path")
     return Path(name).name if name and Path(name).is_absolute() else name
 

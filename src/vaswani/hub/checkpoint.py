@@ -1,4 +1,4 @@
-"""Load a checkpoint, a model and its tokenizers, or say in one line what is wrong with it."""
+"""Load a checkpoint (a model and its tokenizers), or raise a one-line error that says what is wrong."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from vaswani.hub.weights import (
 
 logger = logging.getLogger(__name__)
 
-# For errors: what a model lacks that an Auto class does not load, and models that it loads.
+# For error messages, by Auto class: what a model lacks that it does not load, and examples of those it loads.
 _PURPOSES = {
     "AutoModelForSeq2SeqLM": (
         "does not translate",
@@ -69,9 +69,10 @@ def load_checkpoint(
     Args:
         name: a folder, or a name on the Hub.
         device: `None` means a CUDA device if there is one, else the CPU.
-        dtype: of the weights; `None` means as saved.
+        dtype: dtype of the weights; `None` means as saved.
         revision: branch, tag or commit on the Hub; `None` means `main`.
-        auto_class: loads the model; `None` means the class that the checkpoint was saved from.
+        auto_class: Auto class that loads the model; `None` means the class that the checkpoint was saved
+            from.
         allow_mismatch: accept tokenizers that seem to belong to another model, and ignore weights that the
             model has no parameter for.
 
@@ -99,9 +100,9 @@ def load_checkpoint(
         weights, auto_class or auto_class_of(config), config, dtype=dtype, ignore_mismatched_sizes=adapts
     )
     missing, unplaced = {*report["missing_keys"]}, report["unexpected_keys"]
-    if adapts:  # it holds its own head
+    if adapts:  # the adapter holds its own head
         missing = (missing | {name for name, *_ in report["mismatched_keys"]}) - whole_weights(directory)
-    if adapts or auto_class is None:  # weights of a head are not needed
+    if adapts or auto_class is None:  # the weights of a head are not needed
         unplaced = [name for name in unplaced if is_of_base_model(name, model)]
     remedy = f"{OTHER_CHECKPOINT}; --allow_mismatch, where a command has it, ignores them"
     check_places(weights, missing, ())
@@ -145,15 +146,15 @@ def _dtype(dtype: str | torch.dtype | None) -> str | torch.dtype:
 
 
 def local_folder(name: str | Path, revision: str | None = None, weights: bool | str = True) -> Path:
-    """Return the local folder of a model, after downloading it where the name is one of the Hub.
+    """Return the local folder of a model; download the model first if its name is not a folder.
 
     If the Hub does not answer, use the cached copy and log a warning.
 
     Args:
-        name: of a folder, or on the Hub.
+        name: a folder, or a name on the Hub.
         revision: branch, tag or commit on the Hub; default `main`.
-        weights: download them too, and not the configuration and the tokenizers alone; or the name of a file
-            with an engine's own weights.
+        weights: True downloads the weights with the configuration and the tokenizers; False leaves them out;
+            a string is the name of a file with an engine's own weights, to download instead.
 
     Raises:
         UserError: there is no such folder or Hub model, the folder cannot be read, or a revision was given
@@ -195,7 +196,7 @@ def _download(name: str, revision: str | None, weights: bool | str) -> Path:
 
 
 def _fetch(name: str, revision: str | None, weights: bool | str, **options: Any) -> Path:
-    """Download what the cache lacks of a model and return its folder there."""
+    """Download the files of a model that the cache lacks; return the model's folder in the cache."""
     wanted = ["*.json", "*.txt", "*.model", "*.spm", SETTINGS_FILE]
     if weights:
         wanted += ["model*.safetensors", ADAPTER_WEIGHTS] if weights is True else [weights]
@@ -206,9 +207,10 @@ def _fetch(name: str, revision: str | None, weights: bool | str, **options: Any)
 
 
 def serves(auto_class: Any, config: PreTrainedConfig) -> bool:
-    """Return whether an Auto class loads a configuration as the model that was trained.
+    """Return True if an Auto class loads a configuration as the model that was trained.
 
-    `AutoModelForCausalLM` also loads a BERT, or the decoder of a translator, which were not trained for it.
+    `AutoModelForCausalLM` also loads a BERT, or the decoder of a translator, which were not trained as causal
+    language models.
     """
     if auto_class is AutoModelForCausalLM:
         fills_gaps = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)

@@ -34,7 +34,7 @@ def write_hashes(folder: Path) -> None:
 
 
 def tokenizer_files(folder: Path) -> dict[str, Path]:
-    """Return the files of the source and target tokenizers in a folder, by their names in it."""
+    """Return the files of the source and target tokenizers in a folder, by their relative names."""
     return _found(folder, (*_OF_TOKENIZERS, *(f"{TARGET_SUBFOLDER}/{name}" for name in _OF_TOKENIZERS)))
 
 
@@ -51,7 +51,7 @@ def forget_hashes(folder: Path) -> None:
 def check_hashes(folder: Path) -> None:
     """Raise a UserError if a file differs from its hash, is missing or unreadable, or the hashes are damaged.
 
-    Does nothing where there are no hashes. 260 MB take 0.3 s.
+    Does nothing if the folder has no hashes. Hashing 260 MB takes 0.3 s.
     """
     path = folder / HASHES
     if not path.exists():
@@ -71,10 +71,10 @@ def check_hashes(folder: Path) -> None:
 
 
 def check_whole(folder: Path) -> None:
-    """Raise a UserError if a checkpoint is not complete, or `check_hashes` does.
+    """Raise a UserError if a checkpoint is not complete or does not pass `check_hashes`.
 
-    The manifest of a training's checkpoint is written last and lists its files. So a folder that has the name
-    of a checkpoint and no manifest is half-written.
+    The manifest of a training's checkpoint is written last and lists its files. A folder that has the name of
+    a checkpoint but no manifest is therefore half-written.
     """
     path = folder / MANIFEST
     if path.exists():

@@ -1,7 +1,7 @@
 """The part of a model card that follows from the model alone: its architecture and how to load it.
 
-A model that is pushed without a training has a card with this part only. `vaswani.hub.card` adds what a
-training knows: data, scores, limits.
+A model that is pushed without a training has a card with this part only. `vaswani.hub.card` adds the data,
+scores and limits of a training.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def _upload_modified_files(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Upload the files that a model saves, no links and, unless the repository has a card, a card."""
+    """Upload the files that a model saves, without links, and a card unless the repository has one."""
     others = [path.name for path in Path(working_dir).iterdir() if not _is_of_a_model(path)]
-    # Files that are newer than these times are uploaded.
+    # Only files that are newer than these times are uploaded.
     files_timestamps = {**files_timestamps, **dict.fromkeys(others, math.inf)}
     if not HfApi().file_exists(repo_id, CARD_FILE_NAME, token=kwargs.get("token")):
         card = plain_model_card(self.config, self.num_parameters(), repo_id)
@@ -70,9 +70,9 @@ def plain_model_card(config: VaswaniFamilyConfig, num_parameters: int, repo_id: 
     """Return the card of a model whose training is unknown.
 
     Args:
-        config: of the model, with the name of its class.
-        num_parameters: shared parameters count once.
-        repo_id: where the model can be loaded from.
+        config: configuration of the model, with the name of its class.
+        num_parameters: number of parameters; shared parameters count once.
+        repo_id: name from which the model can be loaded.
     """
     data = ModelCardData(library_name="transformers", tags=model_tags(config))
     parts = [
@@ -206,15 +206,15 @@ def usage(
     target_tokenizer: str | None = None,
     adapts: str | None = None,
 ) -> str:
-    """Tell how to load the model, with the plugin and, if it is ours, without.
+    """Return Markdown that shows how to load the model, with the plugin and, for vaswani models, without it.
 
     Args:
-        config: of the model, with the name of its class.
-        repo_id: where the model can be loaded from.
+        config: configuration of the model, with the name of its class.
+        repo_id: name from which the model can be loaded.
         example: a text to translate, or a question.
         second_example: the text that answers the question.
-        target_tokenizer: the target tokenizer's folder there, if there is one.
-        adapts: the name of the model that it is an adapter for, if it is one.
+        target_tokenizer: subfolder of the target tokenizer in the repository, if there is one.
+        adapts: for an adapter, the name of its model.
     """
     auto_class = _auto_class(config)
     decoder = "tokenizer" if target_tokenizer is None else "target_tokenizer"

@@ -47,7 +47,7 @@ TOKENIZERS = (
 )
 ADAPTERS = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTED_SAMPLE)
 PUSHED = ("generation_config.json", DISTILLATION_PLOT, *WEIGHTS, *ADAPTERS, *TOKENIZERS)
-# Files that the pushed configuration and card are made from.
+# Files from which the pushed configuration and card are made.
 _READ = (
     *("config.json", CARD_FILE_NAME, SETTINGS_FILE, CORPUS_FILE, EVALUATION_FILE, AVERAGED_FILE),
     DISTILLATION_REPORT,
@@ -58,8 +58,8 @@ def allowed_files(folder: Path, patterns: Iterable[str]) -> dict[str, Path]:
     """Return the files of a folder that may be uploaded, with those of its target tokenizer, by name.
 
     Args:
-        folder: of a model.
-        patterns: names that may be uploaded.
+        folder: the folder of a model.
+        patterns: patterns of the names that may be uploaded.
 
     Raises:
         UserError: one of them is a symbolic link, which may point to any file of this machine.
@@ -116,18 +116,18 @@ def push_folder(
 ) -> str:
     """Push a model with its code, tokenizers and card in one commit.
 
-    Only files with known names are uploaded: checkpoints, optimizer states, the run's configuration with its
-    paths and all other files stay here, and links are not followed. A card that was written by hand, in the
-    folder or in the repository, is kept.
+    Only files with known names are uploaded. Checkpoints, optimizer states, the run's configuration with its
+    paths and all other files are not uploaded, and links are not followed. A card that was written by hand,
+    in the folder or in the repository, is kept.
 
     Args:
-        folder: of the model.
+        folder: the folder of the model.
         repo_id: `owner/name`, or a name in the user's own namespace; created if it does not exist.
         facts: the content of the card.
-        private: whether a new repository is private.
+        private: make a new repository private.
         revision: branch to push to, created if it does not exist; default `main`.
-        token: default that of `hf auth login` or HF_TOKEN.
-        message: of the commit.
+        token: access token; default the one of `hf auth login` or HF_TOKEN.
+        message: commit message.
 
     Returns:
         The URL of the repository.
@@ -139,7 +139,7 @@ def push_folder(
     """
     for name in _READ:
         _refuse_link(folder / name)
-    allowed_files(folder, PUSHED)  # before a repository is made
+    allowed_files(folder, PUSHED)  # fail before a repository is created
     check_finite_files(folder)
     use_patient_client()
     api = HfApi(token=token)
@@ -161,7 +161,7 @@ def push_folder(
 
 
 def _is_the_users(error: BaseException) -> bool:
-    """Return whether the input is wrong, rather than the Hub or the connection."""
+    """Return True if the user's input is wrong, False if the Hub or the connection failed."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     refused = status is not None and 400 <= status < 500 and status not in (408, 412, 429)
     return isinstance(error, ValueError) or refused
@@ -205,9 +205,9 @@ def _card(api: HfApi, repo_id: str, revision: str | None, folder: Path, facts: R
 
 
 def _stale(api: HfApi, repo_id: str, revision: str | None, files: dict[str, Any]) -> Iterator[str]:
-    """Yield files of earlier pushes that this one would leave in the repository, and that go before its own.
+    """Yield files of earlier pushes that would stay in the repository and be loaded instead of the new ones.
 
-    Tokenizers that were pushed alone stay where this push has none.
+    Tokenizers stay if this push has none, because they may have been pushed separately.
     """
     has_tokenizers = any(fnmatchcase(name, pattern) for name in files for pattern in TOKENIZERS)
     of_tokenizers = (*TOKENIZERS, f"{TARGET_SUBFOLDER}/*") if has_tokenizers else ()

@@ -30,7 +30,7 @@ from vaswani.files.run_files import (
 from vaswani.files.yaml_files import load_yaml
 from vaswani.model.configuration_vaswani import MOST_LABELS, MOST_LAYERS
 
-# In the order in which they are tried for a configuration without `architectures`.
+# Tried in this order for a configuration without `architectures`.
 _AUTO_CLASSES: tuple[Any, ...] = (
     *(transformers.AutoModelForSeq2SeqLM, transformers.AutoModelForCausalLM),
     *(transformers.AutoModelForMaskedLM, transformers.AutoModelForPreTraining),
@@ -43,19 +43,19 @@ DISTILLATION_REPORT, DISTILLATION_PLOT = "report.md", "quality_speed.png"
 
 @dataclass(frozen=True)
 class RunMetadata:
-    """The content of a card; fields that are unknown are empty.
+    """The content of a card; unknown fields are empty.
 
     Args:
-        config: of the model, with the name of its class.
-        num_parameters: shared parameters count once.
-        settings: of the training, flat, as in its configuration file.
+        config: configuration of the model, with the name of its class.
+        num_parameters: number of parameters; shared parameters count once.
+        settings: settings of the training, flat, as in its configuration file.
         corpus: the sources of the rows and their numbers.
         evaluation: scores with intervals and signatures, search options, and examples.
         distillation: the report in Markdown.
-        has_plot: whether the report has a plot.
-        target_tokenizer: its folder beside the model, if it differs from the source tokenizer.
+        has_plot: True if the report has a plot.
+        target_tokenizer: subfolder of the target tokenizer, if it differs from the source tokenizer.
         unfinished: the progress of a training that is not finished, such as "update 200 of 1,000".
-        averaged: names of the checkpoints whose mean the model is.
+        averaged: names of the checkpoints whose weights were averaged.
         adapter: the configuration of the adapter that the folder holds in place of a model.
     """
 
@@ -72,7 +72,7 @@ class RunMetadata:
     adapter: dict[str, Any] = field(default_factory=dict)
 
     def with_settings(self, **stated: Any) -> RunMetadata:
-        """Return a copy in which the settings that are given a value are replaced."""
+        """Return a copy with these settings replaced; empty values are ignored."""
         given = {name: value for name, value in stated.items() if value}
         return replace(self, settings={**self.settings, **given})
 
@@ -81,8 +81,8 @@ def read_run_metadata(folder: Path, config: PreTrainedConfig | None = None) -> R
     """Read the metadata of a run.
 
     Args:
-        folder: of the run.
-        config: of the model; default the folder's.
+        folder: the folder of the run.
+        config: configuration of the model; default the one in the folder.
 
     Raises:
         UserError: the folder holds no model, or a file cannot be read.
@@ -103,7 +103,7 @@ def read_run_metadata(folder: Path, config: PreTrainedConfig | None = None) -> R
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Return the settings of the run in a folder, or of a checkpoint of it, flat; empty if not recorded.
+    """Return the settings of a run, flat, from its folder or a checkpoint's; empty if not recorded.
 
     Raises:
         UserError: the file cannot be read.
@@ -165,9 +165,10 @@ def meta_model(config: PreTrainedConfig, auto_class: Any = None) -> PreTrainedMo
     """Return a model on the meta device, whose parameters have shapes and no values.
 
     Args:
-        config: of the model.
-        auto_class: creates the model; default the one of the class that `config.architectures` names, else
-            the first that supports the configuration, with a language-model head where possible.
+        config: the model's configuration.
+        auto_class: Auto class that creates the model. Default: that of the class in `config.architectures`;
+            if none is named, the first that supports the configuration, with a language-model head if
+            possible.
     """
     with torch.device("meta"):
         return (auto_class or auto_class_of(config)).from_config(config, trust_remote_code=False)

@@ -2,8 +2,8 @@
 
 A model may have more embeddings than its tokenizer has tokens: libraries pad embeddings to a multiple, or
 reserve rows. Fewer than m unused rows are accepted, where m is the largest power of two up to 128 that
-divides the number of embeddings (T5 has 32,128 and 32,100 tokens), or `MOST_SPARE` of the rows, if that is
-more (`MOST_SPARE_OF_OURS` for vaswani models).
+divides the number of embeddings (T5 has 32,128 embeddings and 32,100 tokens). If the share `MOST_SPARE` of
+the rows (`MOST_SPARE_OF_OURS` for vaswani models) is more, as many unused rows are accepted.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def check_vocabulary(
     """Check that tokenizers have the model's tokens.
 
     Args:
-        directory: of the tokenizers, for messages.
-        model: with or without a head.
+        directory: folder of the tokenizers, for messages.
+        model: a model with or without a head.
         source: the tokenizer of inputs.
         target: the tokenizer of outputs; None for a model without outputs or with a new head.
-        allow_mismatch: warn instead of raising where a tokenizer may belong to another model. More tokens
-            than embeddings are always an error.
+        allow_mismatch: warn instead of raising if a tokenizer may belong to another model. More tokens than
+            embeddings are always an error.
 
     Raises:
         UserError: a tokenizer has more tokens than the model, or far fewer, or other special tokens.
@@ -89,7 +89,7 @@ def _mismatches(
 
 
 def most_spare(rows: int, is_ours: bool) -> int:
-    """Return how many rows of an embedding may be unused."""
+    """Return the number of rows of an embedding that may be unused."""
     multiple = math.gcd(rows, LARGEST_MULTIPLE)
     return max(multiple - 1, int(rows * (MOST_SPARE_OF_OURS if is_ours else MOST_SPARE)))
 

@@ -1,4 +1,4 @@
-"""The weights in a folder: find, compare with the configuration, load, and check for NaN."""
+"""Find the weights in a folder, compare them with the configuration, load them, and check for NaN."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from vaswani.hub.run_metadata import meta_model
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
-PICKLED_WEIGHTS = "pytorch_model*.bin"  # many older checkpoints on the Hub have no others
+PICKLED_WEIGHTS = "pytorch_model*.bin"  # the only weights of many older checkpoints on the Hub
 OTHER_CHECKPOINT = "they are incomplete, or belong to another model: use another checkpoint"
 POOLER = "pooler"  # of a base model; pretraining does not train it
 _MOST_UNSAVED = 1 << 20  # parameters that may be computed instead of loaded, such as sinusoidal positions
 
 
 class StoredTensor(NamedTuple):
-    """A tensor as the header of its file describes it; dtypes have safetensors' names: F32, I8 ..."""
+    """Shape and dtype of a tensor, from the header of its file; dtypes as in safetensors: F32, I8 ..."""
 
     shape: tuple[int, ...]
     dtype: str
 
     @property
     def num_elements(self) -> int:
-        """How many numbers it holds."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def is_float(self) -> bool:
-        """Whether it holds floating-point numbers."""
+        """True for floating-point numbers."""
         return self.dtype.startswith(("F", "BF"))
 
 
@@ -147,7 +147,7 @@ def _pickled_tensors(file: Path) -> dict[str, StoredTensor]:
 def check_weights(directory: Path, config: PreTrainedConfig) -> None:
     """Raise a UserError unless the weights are complete and match the configuration in size and dtype.
 
-    Reads the headers of the files alone, before a model is allocated for a configuration that may be wrong.
+    Reads only the headers of the files, before a model is allocated for a configuration that may be wrong.
     """
     stored: dict[str, StoredTensor] = {}
     for file in weight_files(directory):
@@ -158,7 +158,7 @@ def check_weights(directory: Path, config: PreTrainedConfig) -> None:
     except Exception as error:  # for example sizes beyond 64 bits
         raise UserError(f"{directory / 'config.json'} cannot be used: {one_line(error)}") from error
     needed = model.num_parameters()
-    # Some models save no table of sinusoids, which they do not train.
+    # Some models do not save their table of sinusoids, which is not trained.
     unsaved = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
     if needed - min(unsaved, _MOST_UNSAVED) > 2 * held:
         raise UserError(
@@ -188,7 +188,7 @@ def check_places(
     """Raise a UserError unless the weights have exactly the model's tensors.
 
     Args:
-        directory: of the weights.
+        directory: the folder of the weights.
         missing: names of the model's tensors that the weights lack.
         unplaced: names of weights that the model has no parameter for.
         remedy: the advice in the message.
@@ -204,17 +204,17 @@ def check_places(
 
 
 def is_of_base_model(name: str, model: PreTrainedModel) -> bool:
-    """Return whether a weight belongs to the base model, poolers left out, and not to a head."""
+    """Return True if a weight belongs to the base model, and not to a pooler or a head."""
     inner = name.removeprefix(f"{model.base_model_prefix}.")
     parts = {child for child, _ in model.base_model.named_children()}
     return (inner != name or inner.partition(".")[0] in parts) and f".{POOLER}." not in f".{name}"
 
 
 def check_finite(weights: Iterable[tuple[str, torch.Tensor]], where: str | Path) -> None:
-    """Raise a UserError if a weight holds NaN or infinity; 65 million take 30 ms.
+    """Raise a UserError if a weight holds NaN or infinity; 65 million numbers take 30 ms.
 
     Args:
-        weights: with their names.
+        weights: names with weights.
         where: the file or folder, for the message.
     """
     for name, weight in weights:
@@ -230,7 +230,7 @@ def check_finite(weights: Iterable[tuple[str, torch.Tensor]], where: str | Path)
 def _is_finite(weight: torch.Tensor) -> bool:
     if not weight.is_floating_point() or not weight.numel() or weight.is_meta:
         return True
-    if weight.element_size() == 1:  # torch compares no 8-bit floating-point numbers
+    if weight.element_size() == 1:  # torch cannot compare 8-bit floating-point numbers
         weight = weight.float()
     low, high = weight.detach().aminmax()
     return bool(low.isfinite() & high.isfinite())
@@ -258,8 +258,8 @@ def load_weights(
     Args:
         directory: the folder.
         model_class: the model's class, or an Auto class.
-        config: of the model.
-        options: of `from_pretrained`.
+        config: the model's configuration.
+        options: options of `from_pretrained`.
 
     Returns:
         The model, and the loading report: `missing_keys`, `unexpected_keys` and `mismatched_keys`.
@@ -280,7 +280,7 @@ def load_weights(
                 trust_remote_code=False,
                 **options,
             )
-    except Exception as error:  # of torch, safetensors or transformers
+    except Exception as error:  # from torch, safetensors or transformers
         reason = one_line(error.__cause__ or error)
         raise UserError(f"the weights in {directory} cannot be loaded: {reason}") from error
     check_finite(_saved_tensors(model), directory)
@@ -288,7 +288,7 @@ def load_weights(
 
 
 def _saved_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the parameters and buffers of a checkpoint, tied ones once."""
+    """Yield the parameters and buffers that a checkpoint holds; tied ones once."""
     seen = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:
@@ -297,7 +297,7 @@ def _saved_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]
 
 
 class _Silence:
-    """How many `without_remarks` are in force, and the verbosity before the first."""
+    """The number of active `without_remarks` blocks, and the verbosity before the first."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -312,7 +312,7 @@ _silence = _Silence()
 def without_remarks() -> Iterator[None]:
     """Silence the library's table of missing and unexpected weights.
 
-    The verbosity is one for the whole process, and several threads may load models: the first to come lowers
+    The verbosity applies to the whole process, and several threads may load models: the first to enter lowers
     it, and the last to leave restores it.
     """
     with _silence.lock:

@@ -226,8 +226,8 @@ class RowBuilder:
             behind = self._rendered(chat[: number + 1])
             if not (behind.startswith(before) and whole.startswith(behind)):
                 raise UserError(
-                    f"the chat template writes the beginning of a chat of {self.split} in another way once "
-                    f"message {number + 1} follows, so that its answers have no place; give another template"
+                    f"the chat template writes the beginning of a chat of {self.split} differently once "
+                    f"message {number + 1} follows, so its answers cannot be located; give another template"
                 )
             parts = self._of_template([before, behind])
             spans.append((_common(parts[0], tokens), _common(parts[1], tokens)))
