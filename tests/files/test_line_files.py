@@ -181,7 +181,7 @@ def test_an_output_does_not_replace_an_input(tmp_path: Path) -> None:
 def test_a_split_is_of_a_data_set_and_not_of_files(tmp_path: Path) -> None:
     assert located([str(tmp_path)], "train") == ("train", {"dataset": str(tmp_path)})
     assert located(["rows.jsonl"], "test") == ("test", {"test_file": ["rows.jsonl"]})
-    with pytest.raises(UserError, match=r"split=train is of a data set, and rows.jsonl is given as files"):
+    with pytest.raises(UserError, match=r"split=train is for data sets, and rows.jsonl is given as files"):
         located(["rows.jsonl"], "train")
 
 

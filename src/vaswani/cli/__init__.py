@@ -2,7 +2,8 @@
 
 - `startup.py` prepares the process: streams, Ctrl-C, the launcher.
 - `command_line.py` runs a command and reports how it ended.
-- `app.py` is what commands register with; each group of commands has a file, which `commands.py` imports.
+- `app.py` has the application with which commands register. Each group of commands has a file, which
+  `commands.py` imports.
 
 Commands import what they need inside their functions, so that `--help` and usage errors need no torch.
 """

@@ -36,15 +36,15 @@ def align(
     source_field: Annotated[str | None, table_field("source_field", "sources", "source")] = None,
     target_field: Annotated[str | None, table_field("target_field", "targets", "target")] = None,
     output_field: Annotated[
-        str | None, typer.Option("--output_field", help="Field that the rows of a table get. [alignment]")
+        str | None, typer.Option("--output_field", help="Field to add to the rows of a table. [alignment]")
     ] = None,
     layer: Annotated[
         str | None,
         typer.Option(
             "--layer",
             metavar="N|all",
-            help="Decoder layer whose attention is used: 0 is the first, -1 the last. Default: the last but "
-            "one, or of up to three the last.",
+            help="Decoder layer whose attention is used: 0 is the first, -1 the last. Default: the second to "
+            "last, or the last of up to three layers.",
         ),
     ] = None,
     heads: Annotated[
@@ -55,7 +55,7 @@ def align(
         typer.Option(
             "--step",
             metavar="predict|read",
-            help="Attention of the decoder's step that predicts a target token, or of that which reads it.",
+            help="Attention of the decoder step that predicts a target token, or of the step that reads it.",
         ),
     ] = "predict",
     reverse_model: Annotated[
@@ -76,8 +76,8 @@ def align(
         typer.Option(
             "--gold",
             metavar="FILE",
-            help="Links of annotators, a line per pair: 0-0 is a sure one, 1p2 a possible one. Reports the "
-            "alignment error rate.",
+            help="Links of annotators, one line per pair: 0-0 is a sure link, 1p2 a possible one. Reports "
+            "the alignment error rate.",
         ),
     ] = None,
     max_source_length: MaxSourceLength = None,
@@ -129,7 +129,7 @@ def align(
             f"--model and --reverse_model are both {model}, which reads one direction only; give a model "
             "from target to source, or the languages of a multilingual model"
         )
-    revision = loading.pop("revision")  # of one model
+    revision = loading.pop("revision")  # of --model only
     options: dict[str, Any] = {
         "layer": _layer(layer),
         "heads": _heads(heads),

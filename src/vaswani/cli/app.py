@@ -1,4 +1,4 @@
-"""The application that commands register with. It refuses what typer accepts silently."""
+"""The application with which commands register. It refuses mistakes that typer accepts silently."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from vaswani.errors import UserError
 
 
 class QuickHelp:
-    """A command or group whose `--help` needs no pydantic; typer imports it to convert the default, None."""
+    """A command or group whose `--help` works without pydantic, which typer imports to convert a default."""
 
     def get_help_option(self, ctx: Any) -> Any:
         """Return the option as typer makes it, with a default that needs no conversion."""
@@ -25,7 +25,7 @@ class Group(QuickHelp, TyperGroup):
     """A group of commands."""
 
 
-MAY_BE_EMPTY = {"--source_prefix"}  # options
+MAY_BE_EMPTY = {"--source_prefix"}  # options that accept an empty value
 
 
 class Command(QuickHelp, TyperCommand):

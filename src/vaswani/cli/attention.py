@@ -24,8 +24,8 @@ TargetText = Annotated[
     typer.Option(
         "--target",
         metavar="TEXT",
-        help="Of an encoder-decoder, the target; default: its own translation. Of an encoder, the second "
-        "text of a pair.",
+        help="For an encoder-decoder: the target. Default: the model's own translation. For an encoder: the "
+        "second text of a pair.",
     ),
 ]
 

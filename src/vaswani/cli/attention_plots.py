@@ -32,7 +32,7 @@ def plot_attention(
         typer.Option(
             "--kind",
             metavar="|".join(KINDS),
-            help="Self-attention of a stack, or cross-attention. Default: cross, or the only one there is.",
+            help="Self-attention of a stack, or cross-attention. Default: cross, or the model's only kind.",
         ),
     ] = None,
     style: Annotated[
@@ -43,12 +43,14 @@ def plot_attention(
             help="A matrix, arcs between two columns of tokens, or all heads on one sheet.",
         ),
     ] = "heatmap",
-    layer: Annotated[int | None, number("--layer", help="From 0. Default: the last.", at_least=0)] = None,
+    layer: Annotated[
+        int | None, number("--layer", help="Layer, from 0. Default: the last.", at_least=0)
+    ] = None,
     head: Annotated[
-        int | None, number("--head", help="From 0. Default: the mean of all.", at_least=0)
+        int | None, number("--head", help="Head, from 0. Default: the mean of all.", at_least=0)
     ] = None,
     token: Annotated[
-        str | None, typer.Option("--token", metavar="TEXT", help="Draw the arcs of this token alone.")
+        str | None, typer.Option("--token", metavar="TEXT", help="Draw only the arcs of this token.")
     ] = None,
     words: Annotated[bool, typer.Option("--words", help="Join the parts of each word.")] = False,
     output: Picture = Path("attention.png"),
@@ -94,7 +96,7 @@ def plot_attention(
 def _check_options(
     kind: str | None, style: str, layer: int | None, head: int | None, token: str | None
 ) -> None:
-    """Raise a UserError for an unknown choice, or an option that the style does not take."""
+    """Raise a UserError for an unknown choice, or for an option that has no effect on the style."""
     if kind not in (None, *KINDS):
         raise UserError(f"kind={kind} is unknown; expected {', '.join(KINDS)}")
     if style not in STYLES:

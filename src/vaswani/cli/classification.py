@@ -28,7 +28,7 @@ def predict(
     model: Annotated[
         str,
         model_option(
-            "--model", help="Folder or Hub name of a classifier, regressor, tagger or answerer of questions."
+            "--model", help="Folder or Hub name of a classifier, regressor, tagger or question answerer."
         ),
     ],
     input_name: InputName = "-",
@@ -40,21 +40,21 @@ def predict(
         str | None,
         typer.Option(
             "--text_pair_field",
-            help="Table field of a second text, for a model of pairs of texts. Default: as in training.",
+            help="For models of text pairs: table field of the second text. Default: as in training.",
         ),
     ] = None,
     question_field: Annotated[
         str | None,
         typer.Option(
             "--question_field",
-            help="Of questions, the table field of the question. Default: as in training, or question.",
+            help="For question answering: table field of the question. Default: as in training, or question.",
         ),
     ] = None,
     context_field: Annotated[
         str | None,
         typer.Option(
             "--context_field",
-            help="Table field of the text that answers it. Default: as in training, or context.",
+            help="For question answering: table field of the text. Default: as in training, or context.",
         ),
     ] = None,
     top_k: Annotated[
@@ -69,9 +69,9 @@ def predict(
         int | None,
         number(
             "--max_length",
-            help="Longer texts are cut after so many tokens, and counted; those of questions are cut into "
-            "windows. Default: as in training; or else, and for taggers, the model's maximum, or 4096 if it "
-            "has none.",
+            help="Maximum number of tokens. Longer texts are truncated and counted; for question answering, "
+            "they are split into windows. Default: as in training; if unknown, and for taggers, the model's "
+            "maximum, or 4096 if it has none.",
             at_least=1,
         ),
     ] = None,
@@ -82,8 +82,8 @@ def predict(
     """Predict the label of each line or table row, the tags of its words, or
     the answer to its question, as JSON Lines.
 
-    Each text gets its prediction with the probability; each row of a table
-    comes back with these fields.
+    Each text gets its prediction with the probability. Each row of a table is
+    written with these fields added.
     """
     from vaswani.files.line_files import LineWriter, check_not_input
     from vaswani.hub.checkpoint import local_folder
@@ -119,7 +119,7 @@ def predict(
 
 
 class _Way(NamedTuple):
-    """How the texts of an input are read and predicted."""
+    """How to read and predict the texts of an input."""
 
     opened: AbstractContextManager[Any]
     of_class: Any  # loads the model
@@ -128,14 +128,14 @@ class _Way(NamedTuple):
 
 
 def _check_none(fields: dict[str, str | None], reader: str, found: str) -> None:
-    """Raise `UserError` for a field that only another model reads."""
+    """Raise `UserError` for a field that only other models read."""
     for name, field in fields.items():
         if field is not None:
             raise UserError(f"--{name} is for a model that {reader}, and this one {found}; leave it out")
 
 
 def _with_labels(name: str, fields: dict[str, str | None], folder: Path) -> _Way:
-    """Texts or pairs, or the words of a tagger, by the fields that are given or were in training."""
+    """Open texts, pairs or a tagger's words; fields that are not given are those of the training."""
     from vaswani.hub.run_metadata import read_settings
     from vaswani.inference.batches import BUFFERED_TEXTS
     from vaswani.inference.classify.classification import Classifier, task_of_checkpoint
@@ -143,7 +143,7 @@ def _with_labels(name: str, fields: dict[str, str | None], folder: Path) -> _Way
     from vaswani.inference.inputs import open_texts
 
     is_tagger, trained = task_of_checkpoint(folder) == "tagging", read_settings(folder)
-    # A model of pairs reads no single texts.
+    # A model of pairs does not read single texts.
     pair_field = fields["text_pair_field"] or trained.get("text_pair_field")
     default = trained.get("text_field") or "text"
     where: dict[str, Any] = {"option": "text_field", "default": default, "pair_field": pair_field}
@@ -152,7 +152,7 @@ def _with_labels(name: str, fields: dict[str, str | None], folder: Path) -> _Way
 
 
 def _with_answers(name: str, fields: dict[str, str | None], folder: Path) -> _Way:
-    """Questions, each with its text."""
+    """Open questions, each with its text."""
     from vaswani.hub.run_metadata import read_settings
     from vaswani.inference.answer.answering import PAIRS_AT_ONCE, QuestionAnswerer
     from vaswani.inference.answer.files import answer_questions, open_questions

@@ -1,7 +1,7 @@
-"""Runs a command and reports how it ended.
+"""Run a command and report how it ended.
 
-Every failure is one line on standard error. The exit status is 2 for wrong input and 1 for what failed during
-the run, Ctrl-C included. `--debug`, anywhere on the command line, prints the traceback first.
+Every failure is reported in one line on standard error. The exit status is 2 for wrong input and 1 for a
+failure during the run, including Ctrl-C. `--debug`, anywhere on the command line, prints the traceback first.
 """
 
 import errno
@@ -81,7 +81,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Write a warning of ours as one line, and others with the place in the code that they speak of."""
+    """Write this package's own warnings as one line, and others with the place in the code."""
     if issubclass(category, UserWarning) and Path(filename).is_relative_to(PACKAGE):
         tell(str(message))
     else:

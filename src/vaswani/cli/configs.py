@@ -23,7 +23,7 @@ app.add_typer(configs, name="configs")
 def list_configs(context: typer.Context) -> None:
     """List the configurations that ship with vaswani, by the command that takes them.
 
-    Use a name in the place of a file: vaswani train --config dates.
+    Use a name in place of a file: vaswani train --config dates.
     """
     if context.invoked_subcommand is not None:
         return

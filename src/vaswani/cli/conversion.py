@@ -42,7 +42,7 @@ def convert(
     checks that both models compute the same outputs.
 
     Every encoder-decoder with post-norm layers, full attention and
-    sinusoidal positions can leave as MarianMT, which opens without vaswani.
+    sinusoidal positions converts to MarianMT, which loads without vaswani.
     """
     from vaswani.interop.folders import convert_folder
 
@@ -90,8 +90,8 @@ def export(
     CTranslate2 runs encoder-decoders, causal language models, and
     pretrained encoders without their heads. ONNX takes every model with its
     head, such as classifiers, for ONNX Runtime and other engines. marian
-    writes what `vaswani convert --to marian` writes. The tokenizers are
-    saved beside the model.
+    is the same as `vaswani convert --to marian`. The tokenizers are saved
+    beside the model.
     """
     from vaswani.interop.folders import export_folder
 
@@ -119,9 +119,9 @@ def combine(
 ) -> None:
     """Combine a pretrained encoder and decoder into an encoder-decoder.
 
-    The cross-attention is new, and so is a half that is not given: train
-    the result. The source keeps the encoder's tokenizer, the target the
-    decoder's.
+    The weights of the cross-attention are new, and so are those of a half
+    that is not given: train the result. The source keeps the encoder's
+    tokenizer, the target the decoder's.
     """
     from transformers import set_seed
 
@@ -205,7 +205,7 @@ def average(
 def _chosen(
     sources: list[str], last: int | None, best: int | None, metric: str | None
 ) -> list[str] | list[Path]:
-    """Return the checkpoints that `average` averages."""
+    """Return the checkpoints to average."""
     from vaswani.files.run_files import checkpoints
     from vaswani.training.trainer.averaging import best_checkpoints, last_checkpoints
 

@@ -26,7 +26,7 @@ def demo(
         model_option(
             "--model",
             help="Folder or Hub name of an encoder-decoder, a classifier, a language model or a model that "
-            "answers questions. Several of one kind stand side by side, such as a teacher and its student.",
+            "answers questions. Several of one kind are shown side by side, such as a teacher and a student.",
         ),
     ],
     port: Annotated[
@@ -39,7 +39,7 @@ def demo(
     engine: Engine = "torch",
     **loading: Any,
 ) -> None:
-    """Try models in the browser: a page on this machine alone, until Ctrl-C.
+    """Try models in the browser: a page on this machine only, until Ctrl-C.
 
     An encoder-decoder translates or summarizes as you type, and shows its
     hypotheses with scores; classifiers show labels with probabilities, models

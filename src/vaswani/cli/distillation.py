@@ -65,7 +65,7 @@ def student(
 
 
 @app.command()
-@takes_translator_options(  # left out: what would be that of all models
+@takes_translator_options(  # left out: options that would apply to all models
     "revision", "engine", "quantization", "ensemble_weights", "ensemble_average"
 )
 def compare(
@@ -164,5 +164,5 @@ def compare(
 
 
 def _without_folders(data: str) -> str:
-    """Return a local path without its folders, for a report that others read; keep a name on the Hub."""
+    """Return a local path without its folders, because others read the report; keep a name on the Hub."""
     return Path(data).name if Path(data).exists() else data

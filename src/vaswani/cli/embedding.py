@@ -96,7 +96,7 @@ def embed(
     if unit == "text":
         check_pooling()
     check_not_input(output_name, input_name)
-    revision = loading.pop("revision")  # of one model
+    revision = loading.pop("revision")  # of --model only
     options: dict[str, Any] = {
         "pooling": pooling or "mean",
         "subtoken_pooling": subtoken_pooling or "first",
@@ -126,7 +126,7 @@ def embed(
 
 
 def _counting_empty(texts: "Texts") -> Iterator[str]:
-    """Yield the texts; those that are empty, whose vectors are zero, are counted in the report."""
+    """Yield the texts, and count the empty ones, whose vectors are zero, in the report."""
     for text in texts:
         texts.report.empty += not text.strip()
         yield text

@@ -21,7 +21,7 @@ def estimate(
         typer.Option(
             "--config",
             metavar="NAME|FILE",
-            help="Configuration of a new model: of vaswani train or pretrain, or a model's own config.json.",
+            help="Configuration of a new model: for vaswani train or pretrain, or a model's own config.json.",
         ),
     ] = None,
     model: Annotated[
@@ -48,8 +48,8 @@ def estimate(
         typer.Option(
             "--device",
             metavar="cpu|a100|h100|h200|FILE",
-            help="Whose rates to use. cpu measures this machine; a FILE gives peak, bandwidth, memory and "
-            "link: vaswani configs show devices/h100 > FILE.",
+            help="Device whose rates to use. cpu measures this machine; a FILE gives peak, bandwidth, memory "
+            "and link: vaswani configs show devices/h100 > FILE.",
         ),
     ] = "cpu",
     dtype: Annotated[
@@ -75,8 +75,9 @@ def estimate(
 ) -> None:
     """Compute what a model costs: parameters, operations, memory, least time.
 
-    Training, reading and decoding on a device by the model's arithmetic,
-    and which binds: arithmetic, memory or communication.
+    The costs of training, reading and decoding on a device follow from the
+    model's arithmetic. The output also says what limits each of them:
+    arithmetic, memory or communication.
     """
     from vaswani.files.json_files import finite_json
     from vaswani.insight.arithmetic.devices import CPU, DTYPES, check_device, find_device
@@ -102,7 +103,7 @@ def estimate(
     check_work(shape.config, work, rates)
     if measure:
         seconds = run(shape, work, rates)
-        rates = rates.or_faster(find_device(device, dtype))  # measured twice, as others use the machine too
+        rates = rates.or_faster(find_device(device, dtype))  # measured twice: other programs use the machine
     found = compute(shape, work, rates)
     if measure:
         put_beside(found, seconds)
@@ -110,7 +111,7 @@ def estimate(
 
 
 def _model(config: str | None, model: str | None) -> "VaswaniPreTrainedModel":
-    """Return the model that is asked for, without weights."""
+    """Return the model that the options name, without weights."""
     from vaswani.hub.checkpoint import local_folder
     from vaswani.hub.run_metadata import meta_model, read_config
     from vaswani.training.runs.shapes import configured_model

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedConfig
 
-# The kinds of models by their Auto class, and by name.
+# The kind of a model by its Auto class, and the name of each kind in messages.
 KINDS = {
     "AutoModelForSeq2SeqLM": "seq2seq",
     "AutoModelForSequenceClassification": "labels",
@@ -47,7 +47,7 @@ NAMES = {
     "completions": "a causal language model with prompts",
     "denoising": "an encoder-decoder that was pre-trained on texts",
 }
-# The fields of the rows that each kind is evaluated on, and the kinds that take an option not all take.
+# The fields of the rows on which each kind is evaluated; `TAKES` has the kinds that take an option.
 FIELDS: dict[str, tuple[str, ...]] = {
     "seq2seq": ("source_field", "target_field"),
     "labels": ("text_field", "text_pair_field", "label_field", "label_separator"),
@@ -79,15 +79,15 @@ LOADING = ("max_tokens_per_batch", "revision", "device", "dtype", "allow_mismatc
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be evaluated.
+    """A requested evaluation.
 
     Args:
         models: folders or names on the Hub; several encoder-decoders predict together.
-        folder: configuration and tokenizers of the first.
-        kind: of the model, one of `NAMES`.
-        files: the data, or its name.
-        split: of the data.
-        options: of the command; None for those that are not given.
+        folder: folder with the configuration and the tokenizers of the first model.
+        kind: kind of the model, a key of `NAMES`.
+        files: the data files, or the name of the data set.
+        split: split of the data.
+        options: options of the command; None for those that are not given.
     """
 
     models: list[str]
@@ -106,17 +106,17 @@ class Asked:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields of the rows that are given, others as None."""
+        """The options for fields of the rows; None for those that are not given."""
         return {name: self.options[name] for name in FIELDS[self.kind]}
 
     @property
     def max_length(self) -> int | None:
-        """The tokens of a text; None where none are given."""
+        """The maximum number of tokens of a text; None if it is not given."""
         length = self.options["max_source_length"]
         return None if length == "auto" else length
 
     def trained(self, *tasks: str) -> dict[str, Any]:
-        """The settings of the training that made the model; none where it had none of these tasks."""
+        """Return the settings of the model's training; empty if its task is not one of these."""
         from vaswani.hub.run_metadata import read_settings
 
         settings = read_settings(self.folder)
@@ -125,14 +125,14 @@ class Asked:
     def load(
         self, load: Callable[..., Any], spec_class: Callable[..., Any], trained: dict[str, Any], **more: Any
     ) -> tuple[str, "Dataset"]:
-        """Load the rows (see `load_split`) by the fields that are given, or else were those of a training."""
+        """Load the rows (see `load_split`) with the fields that are given, else those of a training."""
         fields = as_in_training(self.fields, trained)
         more |= {name: self.options[name] for name in ("max_rows", "dataset_config")}
         output = self.options["output_name"]
         return load_split(load, spec_class, self.files, self.split, output=output, **fields, **more)
 
     def opened(self, of_class: Any, **more: Any) -> Any:
-        """Load the model as the argument of a class for inference."""
+        """Load the model with a class for inference."""
         return of_class.from_pretrained(
             self.models[0], **{name: self.options[name] for name in LOADING}, **more
         )
@@ -179,7 +179,7 @@ def evaluate(
         str | None,
         typer.Option(
             "--text_field",
-            help="Of other models, the column of the text or the words. Default: as in training, or text.",
+            help="For other models: column of the text or of the words. Default: as in training, or text.",
         ),
     ] = None,
     text_pair_field: Annotated[
@@ -203,7 +203,7 @@ def evaluate(
         str | None,
         typer.Option(
             "--context_field",
-            help="Of questions, the column of the text. Default: as in training, or context.",
+            help="For question answering: column of the text. Default: as in training, or context.",
         ),
     ] = None,
     question_field: Annotated[
@@ -226,7 +226,7 @@ def evaluate(
         str | None,
         typer.Option(
             "--prompt_field",
-            help="Of completions, the column of the prompt. Default: as in training, or prompt.",
+            help="For completions: column of the prompt. Default: as in training, or prompt.",
         ),
     ] = None,
     completion_field: Annotated[
@@ -247,8 +247,8 @@ def evaluate(
         float | None,
         number(
             "--null_score_diff_threshold",
-            help="Answer nothing if the score of no answer exceeds that of the best by more. Default: as in "
-            "training.",
+            help="Answer nothing if the score of no answer exceeds the best answer's by more than this. "
+            "Default: as in training.",
         ),
     ] = None,
     documents: Annotated[
@@ -256,7 +256,7 @@ def evaluate(
         typer.Option(
             "--documents",
             metavar="line|blank_line",
-            help="In text files for language models, what a document is. Default: as in training, or line.",
+            help="For language models: what a document is in text files. Default: as in training, or line.",
         ),
     ] = None,
     max_rows: Annotated[
@@ -267,7 +267,7 @@ def evaluate(
         int | None,
         number(
             "--max_length",
-            help="Of an encoder-decoder: maximum number of tokens of an output. Default: as in training, or "
+            help="For an encoder-decoder: maximum number of tokens of an output. Default: as in training, or "
             "1024.",
             at_least=1,
         ),
@@ -276,29 +276,29 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="translation|summarization",
-            help="Of an encoder-decoder: translation (BLEU, chrF, exact match) or summarization (ROUGE). "
+            help="For an encoder-decoder: translation (BLEU, chrF, exact match) or summarization (ROUGE). "
             "Default: as in training, or translation.",
         ),
     ] = None,
     output_name: Annotated[
         str | None,
-        typer.Option("--output", metavar="FILE", help="Write the outputs, a line for each scored row."),
+        typer.Option("--output", metavar="FILE", help="Write the outputs, one line for each scored row."),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the scores as one JSON object on the last line.")
     ] = False,
     **options: Any,
 ) -> None:
-    """Score a model on a corpus by what the model is.
+    """Score a model on a corpus with the metrics of its task.
 
-    Encoder-decoders: BLEU, chrF and exact match, or ROUGE, with the beams and
-    the length penalty of the training's own evaluations unless these are
-    given; of those that were pre-trained on texts, perplexity and accuracy of
+    Encoder-decoders: BLEU, chrF and exact match, or ROUGE. Beams and length
+    penalty default to those of the evaluations in training. An
+    encoder-decoder that was pre-trained on texts: perplexity and accuracy of
     the removed text.
-    Classifiers, regressors and taggers: accuracy, F1 or correlation. Models
-    that answer questions: exact match and F1, as SQuAD does. Language
-    models: perplexity, accuracy and, of causal ones, bits per byte; of those
-    trained on completions or given --prompt_field, of the completions alone.
+    Classifiers, regressors and taggers: accuracy, F1 or correlation.
+    Question answering: exact match and F1, as for SQuAD. Language models:
+    perplexity, accuracy and, for causal models, bits per byte. After
+    training on completions, or with --prompt_field, only completions count.
     """
     from vaswani.evaluation.text_metrics import check_task
     from vaswani.files.line_files import LineWriter, check_not_input, check_not_json
@@ -341,8 +341,7 @@ def evaluate(
     _check_options(kind, options)
     if kind != "seq2seq" and len(model) > 1:
         raise UserError(
-            f"several models predict together if they are encoder-decoders, and the first is {NAMES[kind]}; "
-            "give one"
+            f"only encoder-decoders predict together, and the first model is {NAMES[kind]}; give one model"
         )
     if kind == "seq2seq" and output_name is not None:
         check_not_json(output_name, "translate with --scores for lines of JSON")
@@ -361,7 +360,7 @@ def evaluate(
 
 
 def _kind(folder: Path, config: "PreTrainedConfig") -> str:
-    """Return what the model of a folder is: one of `NAMES`."""
+    """Return the kind of the model in a folder: a key of `NAMES`."""
     from vaswani.hub.run_metadata import auto_class_of
 
     name = auto_class_of(config).__name__
@@ -370,7 +369,7 @@ def _kind(folder: Path, config: "PreTrainedConfig") -> str:
     if not config.architectures and kind != "seq2seq":
         raise UserError(
             f"{folder} holds a model of type {config.model_type!r}, and its config.json names no class of a "
-            "model with a head (architectures), so that what it was trained for is unknown"
+            "model with a head (architectures), so its task is unknown"
         )
     if kind is None:
         raise UserError(
@@ -381,7 +380,7 @@ def _kind(folder: Path, config: "PreTrainedConfig") -> str:
 
 
 def _completes(folder: Path, options: dict[str, Any]) -> bool:
-    """Return whether a causal language model is evaluated on completions: by its options or its training."""
+    """Return True if the options or the training of a causal model select evaluation on completions."""
     from vaswani.hub.run_metadata import read_settings
 
     if any(options[name] is not None for name in FIELDS["completions"]):
@@ -391,7 +390,7 @@ def _completes(folder: Path, options: dict[str, Any]) -> bool:
 
 
 def _denoises(folder: Path, options: dict[str, Any]) -> bool:
-    """Return whether an encoder-decoder is evaluated on texts, as in its pre-training, and not on pairs."""
+    """Return True if an encoder-decoder is evaluated on texts, as in pre-training, and not on pairs."""
     from vaswani.hub.run_metadata import read_settings
 
     if any(options[name] is not None for name in (*FIELDS["seq2seq"], "task")):
@@ -408,12 +407,12 @@ def _check_options(kind: str, given: dict[str, Any]) -> None:
             raise UserError(f"--{flag} is for {of}, and the model is {NAMES[kind]}; leave it out")
 
 
-# What an evaluation found, the lines of the output, and what the record tells beside that.
+# The scores of an evaluation, the lines of the output, and further entries of the record.
 Found = tuple[Any, Iterator[str], dict[str, Any]]
 
 
 def _evaluate_pairs(asked: Asked) -> Found:
-    """Translate or summarize pairs."""
+    """Translate or summarize the sources of pairs, and score the outputs."""
     from vaswani.data.sources.corpus import CorpusSpec, load_corpus
     from vaswani.evaluation.confidence import resampled_scores
     from vaswani.evaluation.text_metrics import METRICS_OF_TASK, check_task, score_texts
@@ -438,7 +437,7 @@ def _evaluate_pairs(asked: Asked) -> Found:
 
 
 def _as_in_training(options: dict[str, Any], trained: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a translator; those that are not given are of the training's own evaluations."""
+    """Return the options of a translator; those not given are as in the evaluations of the training."""
     given = {name: options[name] for name in TRANSLATOR_DEFAULTS if options[name] not in (None, "auto")}
     is_cut = trained.get("truncate") and given.get("too_long", "cut") == "cut"
     longest = trained.get("generation_max_length")  # counts the decoder's start token
@@ -451,12 +450,12 @@ def _as_in_training(options: dict[str, Any], trained: dict[str, Any]) -> dict[st
         known["num_beams"] = trained["generation_num_beams"] or 1
     known = {name: value for name, value in known.items() if value is not None}
     if trained and not trained.get("truncate") and "too_long" not in given:
-        known["max_source_length"] = None  # all that the model has positions for
+        known["max_source_length"] = None  # the limit is the model's number of positions
     return {**TRANSLATOR_DEFAULTS, "max_source_length": "auto", **known, **given}
 
 
 def _evaluate_labels(asked: Asked) -> Found:
-    """Predict labels."""
+    """Predict labels, and score them."""
     from vaswani.data.labels.labelled import LabelledSpec, load_labelled
     from vaswani.evaluation.labels import evaluate_labels
     from vaswani.inference.classify.classification import Classifier, names_of, task_of
@@ -481,7 +480,7 @@ def _evaluate_labels(asked: Asked) -> Found:
 
 
 def _evaluate_questions(asked: Asked) -> Found:
-    """Answer questions."""
+    """Answer questions, and score the answers."""
     from vaswani.data.questions.question_rows import QuestionSpec, load_questions
     from vaswani.evaluation.answers import evaluate_answers
     from vaswani.inference.answer.answering import QuestionAnswerer

@@ -87,7 +87,7 @@ def _facts(
     data_url: str | None,
     data_license: str | None,
 ) -> "RunMetadata":
-    """Return what a model's folder says about it, updated by the options."""
+    """Return the metadata in a model's folder, updated by the options."""
     from vaswani.hub.card import check_stated
     from vaswani.hub.run_metadata import read_run_metadata
 

@@ -1,7 +1,7 @@
-"""Makes the help of the commands that train from the dataclasses of their options.
+"""Make the help pages of the training commands from the dataclasses of their options.
 
 The training arguments of transformers take seconds to import, so the pages ship with the package and `--help`
-prints them (`training_help.py`). After a change to an option, make them again and commit them:
+prints them (`training_help.py`). After a change to an option, make the pages again and commit them:
 
     python -m vaswani.cli.option_pages
 """
@@ -35,7 +35,7 @@ PAGES: dict[str, type[BaseConfig]] = {
 
 
 def make_page(config_class: type[BaseConfig]) -> str:
-    """Return the help of a run: the fields that this project adds or gives another default."""
+    """Return the help page of a command: the fields that this project adds or whose default it changes."""
     lines = [f"Usage: vaswani {config_class.command} --config NAME|FILE [--FIELD VALUE ...]", ""]
     lines += textwrap.wrap(
         f"{config_class.purpose} The configuration is a name that `vaswani configs` lists, or a file of flat "

@@ -51,9 +51,9 @@ def table_field(name: str, of: str, default: str) -> Any:
     """Declare an option for a field of the tables that a command reads.
 
     Args:
-        name: of the option.
-        of: what the field holds, for the help.
-        default: field that None stands for, for the help.
+        name: name of the option.
+        of: what the field holds, for the help text.
+        default: the field that None means, for the help text.
     """
     return typer.Option(
         f"--{name}",
@@ -110,8 +110,8 @@ TooLong = Annotated[
     typer.Option(
         "--too_long",
         metavar="cut|skip",
-        help="For longer sources: cut translates the beginning, skip writes an empty line. Where neither is "
-        "chosen, --max_source_length cuts, and the model's own limit skips.",
+        help="For longer sources: cut translates the beginning, skip writes an empty line. Default: cut at "
+        "--max_source_length, skip at the model's own limit.",
     ),
 ]
 MaxLength = Annotated[
@@ -130,7 +130,7 @@ MaxLengthRatio = Annotated[
     float | None,
     number(
         "--max_length_ratio",
-        help="Maximum tokens of a translation per token of its source, in place of 50 more.",
+        help="Maximum tokens of a translation per token of its source, instead of the source's + 50.",
         above=0,
     ),
 ]
@@ -142,8 +142,8 @@ NoRepeatNgramSize = Annotated[
     int | None,
     number(
         "--no_repeat_ngram_size",
-        help="No sequence of so many tokens occurs twice in an output; 0 lets all repeat. Default: as the "
-        "model says.",
+        help="No sequence of this many tokens occurs twice in an output; 0 allows all repetitions. Default: "
+        "the model's setting.",
         at_least=0,
     ),
 ]
@@ -151,8 +151,8 @@ RepetitionPenalty = Annotated[
     float | None,
     number(
         "--repetition_penalty",
-        help="Divides the scores of tokens that an output has already; above 1 avoids repetition. Default: "
-        "as the model says.",
+        help="Divides the scores of tokens that are already in an output; above 1 avoids repetition. "
+        "Default: the model's setting.",
         above=0,
     ),
 ]
@@ -160,7 +160,7 @@ CoveragePenalty = Annotated[
     float,
     number(
         "--coverage_penalty",
-        help="β of GNMT's coverage penalty, by which the hypotheses of the search are ranked again.",
+        help="β of GNMT's coverage penalty, which reranks the hypotheses of the search.",
         at_least=0,
     ),
 ]
@@ -173,13 +173,13 @@ Temperature = Annotated[
     ),
 ]
 TopK = Annotated[
-    int | None, number("--top_k", help="Sample from so many of the likeliest tokens.", at_least=1)
+    int | None, number("--top_k", help="Sample from this many of the most likely tokens.", at_least=1)
 ]
 TopP = Annotated[
     float | None,
     number(
         "--top_p",
-        help="Sample from the likeliest tokens that together have this probability.",
+        help="Sample from the most likely tokens that together have this probability.",
         above=0,
         at_most=1,
     ),
@@ -192,7 +192,7 @@ ReplaceUnknown = Annotated[
     bool,
     typer.Option(
         "--replace_unknown",
-        help="Put the word of the source that it attends to most in the place of each unknown token.",
+        help="Replace each unknown token by the source word that it attends to most.",
     ),
 ]
 BannedPhrases = Annotated[
@@ -254,7 +254,7 @@ Engine = Annotated[
     typer.Option(
         "--engine",
         metavar="torch|ctranslate2|onnx",
-        help="What runs the model: torch, or what `vaswani export` wrote a folder for.",
+        help="Engine that runs the model: torch, or the engine that `vaswani export` wrote the folder for.",
     ),
 ]
 Quantization = Annotated[
@@ -262,7 +262,7 @@ Quantization = Annotated[
     typer.Option(
         "--quantization",
         metavar="int8",
-        help="Quantize the weights when they are loaded; with engine torch, on a CPU with VNNI instructions.",
+        help="Quantize the weights after loading; needs engine torch and a CPU with VNNI instructions.",
     ),
 ]
 EnsembleWeights = Annotated[
@@ -278,7 +278,7 @@ EnsembleAverage = Annotated[
     typer.Option(
         "--ensemble_average",
         metavar="probabilities|log_probabilities",
-        help="What several models average. Default: probabilities.",
+        help="What to average over several models. Default: probabilities.",
     ),
 ]
 InputName = Annotated[
@@ -295,7 +295,7 @@ PairsName = Annotated[
         "--input",
         metavar="FILE|-",
         help="A .jsonl, .json, .csv, .tsv (also .gz) or .parquet file; other files and standard input are "
-        "JSONL. Or UTF-8 text: of pairs the sources, with TARGET_FILE after it.",
+        "JSONL. Or UTF-8 text; for pairs, the sources, with TARGET_FILE after it.",
     ),
 ]
 TargetFile = Annotated[str | None, typer.Argument(help="Text file of targets, line by line.")]
@@ -342,7 +342,7 @@ def _translator_options(
 
 
 def _numbers(name: str, text: str) -> list[float]:
-    """Return the numbers of a text that commas separate; raise a UserError for anything else."""
+    """Return the numbers in a comma-separated text; raise a UserError for anything else."""
     try:
         return [float(part) for part in text.split(",")]
     except ValueError as error:
@@ -350,7 +350,7 @@ def _numbers(name: str, text: str) -> list[float]:
 
 
 def whole_numbers(name: str, text: str) -> list[int]:
-    """Return the whole numbers of a text that commas separate; raise a UserError for anything else."""
+    """Return the whole numbers in a comma-separated text; raise a UserError for anything else."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
@@ -372,7 +372,7 @@ def takes_translator_options(
 
     Args:
         left_out: names of options that the command does not take.
-        defaults: those of the command, in place of the usual ones.
+        defaults: default values of this command that differ from the usual ones.
     """
     shared = [
         parameter.replace(default=defaults.get(name, parameter.default))
@@ -402,9 +402,9 @@ def _with_options(
     """Return a command with further options.
 
     Args:
-        command: takes them as its `**` argument.
-        shared: the options.
-        adapt: is called with all values that the command gets, and may change them.
+        command: takes the options as its `**` argument.
+        shared: the options to add.
+        adapt: called with all values that the command gets; may change them.
     """
 
     @wraps(command)

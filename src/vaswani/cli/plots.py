@@ -23,7 +23,7 @@ Dark = Annotated[bool, typer.Option("--dark", help="Draw on a dark background.")
 
 @contextmanager
 def _telling_users() -> Iterator[None]:
-    """Report a value that a pattern refuses as the user's error."""
+    """Turn the `ValueError` of a pattern that refuses a value into a `UserError`."""
     try:
         yield
     except ValueError as error:
@@ -97,7 +97,10 @@ def plot_positions(
         ),
     ] = None,
     model: Annotated[
-        str | None, model_option("--model", help="Folder or Hub name of a model of vaswani, instead.")
+        str | None,
+        model_option(
+            "--model", help="Folder or Hub name of a vaswani model, whose positions are plotted instead."
+        ),
     ] = None,
 ) -> None:
     """Plot position encodings, and the dot products of positions."""
@@ -136,11 +139,17 @@ def plot_masks(
         int, number("--block_size", help="Tokens in a block of the sparse encoder.", at_least=1)
     ] = 1,
     window: Annotated[
-        int, number("--window", help="Blocks in its window, including the query's own.", at_least=1)
+        int,
+        number(
+            "--window", help="Blocks in the sparse encoder's window, including the query's own.", at_least=1
+        ),
     ] = 3,
-    global_blocks: Annotated[int, number("--global", help="Its global blocks.", at_least=0)] = 1,
+    global_blocks: Annotated[
+        int, number("--global", help="Global blocks of the sparse encoder.", at_least=0)
+    ] = 1,
     random_blocks: Annotated[
-        int, number("--random", help="Its random blocks for each query block.", at_least=0)
+        int,
+        number("--random", help="Random blocks of the sparse encoder for each query block.", at_least=0),
     ] = 1,
     seed: Annotated[int, seed_of("the random blocks")] = 0,
 ) -> None:
@@ -192,7 +201,7 @@ def plot_schedule(
         int | None,
         number(
             "--max_steps",
-            help="Updates. Default: 100000, or as the configuration says.",
+            help="Number of updates. Default: 100000, or as in the configuration.",
             at_least=1,
             at_most=10**9,
         ),
@@ -201,13 +210,14 @@ def plot_schedule(
         float | None,
         number(
             "--learning_rate",
-            help="Peak. Default: (d_model * warmup_steps)^-0.5 (equation 3 of the paper).",
+            help="Peak learning rate. Default: (d_model * warmup_steps)^-0.5 (equation 3 of the paper).",
             above=0,
             at_most=1e9,
         ),
     ] = None,
     d_model: Annotated[
-        int | None, number("--d_model", help="Of equation 3. Default: 512.", at_least=1, at_most=2**27)
+        int | None,
+        number("--d_model", help="d_model of equation 3. Default: 512.", at_least=1, at_most=2**27),
     ] = None,
 ) -> None:
     """Plot learning rates against updates, as a training sets them."""
@@ -279,7 +289,8 @@ def plot_quality(
     output: Picture = Path("quality.png"),
     dark: Dark = False,
     metric: Annotated[
-        str | None, typer.Option("--metric", help="Such as bleu. Default: the first that all models have.")
+        str | None,
+        typer.Option("--metric", help="Metric, such as bleu. Default: the first that all models have."),
     ] = None,
 ) -> None:
     """Plot the quality of models against their speed and against their size."""
@@ -301,7 +312,7 @@ def plot_retention(
     output: Picture = Path("retention.png"),
     dark: Dark = False,
 ) -> None:
-    """Plot which share of its teacher's scores a student retains."""
+    """Plot the share of its teacher's scores that a student retains."""
     from vaswani.insight.figures import check_picture, save_figure
     from vaswani.insight.measured import read_measured
     from vaswani.insight.quality import draw_retention

@@ -1,7 +1,7 @@
-"""What commands print: results on standard output, progress and messages on standard error.
+"""Print results on standard output, and progress and messages on standard error.
 
-If standard error is closed, full or read by nobody, messages are lost and nothing else happens. For standard
-output the same is an error, raised after results that go into files are safely written.
+If standard error is closed or full, or its reader has ended, messages are lost without an error. For standard
+output this is an error, raised after the results that go into files are safely written.
 """
 
 import sys
@@ -26,7 +26,7 @@ FIRST_DELAY, LONGEST_DELAY = 5.0, 60.0  # seconds between two lines of progress;
 def begin_work() -> None:
     """Let Ctrl-C raise KeyboardInterrupt and hide the library's progress bars; call it after the imports.
 
-    The hidden bars are those of loading and saving weights. Those of training, and ours, stay.
+    This hides the bars of loading and saving weights. The bars of training and of this package stay.
     """
     from transformers.utils.logging import disable_progress_bar
 
@@ -80,13 +80,13 @@ def warn(message: str) -> None:
 def progress_bar(
     total: int | None, unit: str, hidden: bool = False, typed: bool = False
 ) -> "tqdm | ProgressLines":
-    """Return a bar on the terminal, or occasional lines where there is no terminal or it shows the results.
+    """Return a bar on the terminal, or occasional lines if there is no terminal or it shows the results.
 
     Args:
         total: amount of work; None if unknown.
         unit: unit of the work, such as " lines".
-        hidden: whether the terminal shows the results.
-        typed: whether the input is typed in; then nothing is shown.
+        hidden: True if the terminal shows the results.
+        typed: True if the user types the input; then nothing is shown.
     """
     from tqdm import tqdm
 
@@ -96,7 +96,7 @@ def progress_bar(
 
 
 def progress_of_texts(texts: "Texts | Pairs", output_name: str) -> "tqdm | ProgressLines":
-    """Return a `progress_bar` for the texts of an input, whose results go to an output."""
+    """Return a `progress_bar` for the texts of an input whose results go to an output."""
     hidden = output_name == STANDARD_STREAM and sys.stdout.isatty()
     return progress_bar(texts.total, f" {texts.report.unit}s", hidden, texts.typed)
 
@@ -116,7 +116,7 @@ class ProgressLines:
         self._thread = Thread(target=self._report, daemon=True)
 
     def update(self, count: int = 1) -> None:
-        """Add to the work that is done."""
+        """Add to the amount of work done."""
         self.done += count
 
     def __str__(self) -> str:

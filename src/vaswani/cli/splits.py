@@ -1,4 +1,4 @@
-"""Loads the rows that a command works on."""
+"""Load the rows for a command."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,21 +17,21 @@ def located(files: list[str], split: str) -> tuple[str, dict[str, Any]]:
     """Return the name of a split and the fields that locate it; one or two files are the split "test".
 
     Raises:
-        UserError: files are given, and another split.
+        UserError: files are given together with another split.
     """
     from vaswani.data.sources.reading import table_format
 
     is_file = len(files) == 2 or Path(files[0]).is_file() or table_format(Path(files[0])) is not None
     if is_file and split != "test":
         raise UserError(
-            f"split={split} is of a data set, and {' '.join(files)} is given as files; leave it out, or give "
+            f"split={split} is for data sets, and {' '.join(files)} is given as files; leave it out, or give "
             "their folder"
         )
     return ("test", {"test_file": files}) if is_file else (split, {"dataset": files[0]})
 
 
 def check_columns(files: Sequence[str], columns: Mapping[str, str | None]) -> None:
-    """Raise `UserError` for a column that is given beside two text files, which have none."""
+    """Raise `UserError` if a column is given for two text files, which have no columns."""
     for name, column in columns.items():
         if len(files) == 2 and column is not None:
             raise UserError(
@@ -40,13 +40,13 @@ def check_columns(files: Sequence[str], columns: Mapping[str, str | None]) -> No
 
 
 def as_in_training(columns: Mapping[str, str | None], trained: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns that are given, or else were those of a training; none that neither names."""
+    """Return the columns that are given, else those of a training; leave out unknown ones."""
     known = {name: trained.get(name) if column is None else column for name, column in columns.items()}
     return {name: column for name, column in known.items() if column is not None}
 
 
 def files_in(data: str) -> list[Path]:
-    """Return the files of all splits in the folder of a data set; none for anything else."""
+    """Return the files of all splits in the folder of a data set; empty for anything else."""
     from vaswani.data.sources.corpus import SPLITS
 
     return [path for split in SPLITS for path in Path(data).glob(f"{split}.*")]
@@ -65,12 +65,12 @@ def load_split(
 
     Args:
         load: loads a corpus, such as `load_corpus`.
-        spec_class: describes such a corpus, such as `CorpusSpec`.
-        files: of the split, or the data set.
-        split: of a data set.
+        spec_class: class that describes such a corpus, such as `CorpusSpec`.
+        files: the files of the split, or the data set.
+        split: the split of a data set.
         max_rows: number of rows to keep, evenly spread; None means all.
-        output: file that gets a line for each row that is kept.
-        fields: of `spec_class`.
+        output: file that gets a line for each row that is kept; named in the report.
+        fields: fields of `spec_class`.
     """
     from vaswani.data.evenly_spread import at_most
 

@@ -1,17 +1,17 @@
-"""Prepares the process of the command `vaswani`, before it imports its libraries.
+"""Prepare the process of the command `vaswani` before it imports its libraries.
 
-`prepare_process` runs first in `main`, in this order:
+`prepare_process` runs first in `main`. It does the following, in this order:
 
 1. Ctrl-C ends the process with one line. The imports of torch and transformers take seconds, and libraries
    turn an exception in the middle of an import into errors of their own. After its imports a command calls
-   `begin_work` (`screen.py`); from there on Ctrl-C raises `KeyboardInterrupt`, so that work can be saved.
+   `begin_work` (`screen.py`). From then on Ctrl-C raises `KeyboardInterrupt`, so that work can be saved.
 2. Closed standard streams are opened on the null device. Otherwise the next file that is opened would take
    their descriptor, and messages would be written into it.
 3. Python processes that the command starts do not import from the current folder (from Python 3.11).
 4. A deleted current folder ends the command; libraries fail there with tracebacks.
 5. A process that a launcher started ends with its launcher.
-6. What later versions of libraries will change is not told: who runs a command cannot heed it. Python's own
-   options (`-W`, PYTHONWARNINGS) bring it back.
+6. Warnings about changes in later versions of libraries (`FutureWarning`) are hidden, because users of a
+   command cannot act on them. Python's own options (`-W`, PYTHONWARNINGS) show them again.
 """
 
 import errno
@@ -45,7 +45,7 @@ def prepare_process() -> None:
 
 
 def rank() -> int:
-    """Return the number of this process among those that run the command together."""
+    """Return the rank of this process among those that run the command together; 0 for a single process."""
     number = os.environ.get("RANK", "")
     return int(number) if number.isdecimal() else 0
 
@@ -90,7 +90,7 @@ def let_ctrl_c_kill() -> None:
 
 
 class _Output(io.TextIOWrapper):
-    """Standard output. A failed write ends the command with one line, and is not tried again."""
+    """Standard output. A failed write ends the command with one line and is not retried."""
 
     def write(self, text: str, /) -> int:
         try:
@@ -106,9 +106,7 @@ class _Output(io.TextIOWrapper):
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        if (
-            error.errno == errno.EBADF
-        ):  # closed from the start; `LineWriter` reports it where results are lost
+        if error.errno == errno.EBADF:  # closed from the start; `LineWriter` reports it if results are lost
             return
         give_up(self)
         if error.errno == errno.EPIPE:
@@ -158,7 +156,7 @@ def _wrapped(stream: Any, stream_class: type[_Output]) -> Any:
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )
-    wrapped.replaced = stream  # keep it: when it is deleted it closes the buffer
+    wrapped.replaced = stream  # keep it: a deleted stream closes its buffer
     return wrapped
 
 
@@ -166,7 +164,7 @@ def _wrapped(stream: Any, stream_class: type[_Output]) -> Any:
 
 
 def _watch_launcher() -> None:
-    """End this process when its launcher has died: that of `--num_processes`, torchrun or accelerate."""
+    """End this process when its launcher (`--num_processes`, torchrun or accelerate) has died."""
     launcher = int(os.environ.pop(LAUNCHER_VARIABLE, 0))
     if "TORCHELASTIC_RUN_ID" in os.environ:
         launcher = launcher or os.getppid()
@@ -175,7 +173,7 @@ def _watch_launcher() -> None:
 
 
 def _end_with(launcher: int) -> None:
-    """Wait until the launcher is gone; send SIGTERM, on which a training saves, and later SIGKILL."""
+    """Wait until the launcher has ended; then send SIGTERM, on which a training saves, and later SIGKILL."""
     while os.getppid() == launcher:
         time.sleep(POLL_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)

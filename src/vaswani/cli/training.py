@@ -1,4 +1,4 @@
-"""The commands that train: a configuration gives defaults, and any of its fields is a flag."""
+"""The training commands: a configuration gives defaults, and each of its fields is a flag."""
 
 import sys
 from collections.abc import Callable
@@ -43,7 +43,7 @@ CONFIG_CLASSES: dict[str, str] = {}  # of the commands below, each as `module:na
 
 
 def load_any_config(path: Path) -> Any:
-    """Return the resolved configuration in a file, of the class that the command in its comments takes."""
+    """Return the resolved configuration in a file, with the class of the command that its comments name."""
     from vaswani.training.config.config_file import load_config
 
     return load_config(path, [], _imported(CONFIG_CLASSES[command_of(path)]))

@@ -1,4 +1,4 @@
-"""Help and first checks of the commands that train, without importing the dataclasses of their options.
+"""Help and first checks of the training commands, without importing the dataclasses of their options.
 
 The pages in `help/` are made by `option_pages.py`.
 """
@@ -12,14 +12,14 @@ from vaswani.training.config.flags import check_choice, check_name, first_values
 
 FOLDER = Path(__file__).parent / "help"
 FIELDS = FOLDER / "fields.json"
-OBJECTIVES = ("masked", "causal", "span_denoising", "gap_sentences")  # of a pre-training
+OBJECTIVES = ("masked", "causal", "span_denoising", "gap_sentences")  # of pre-training
 PAIR_TASKS = ("translation", "summarization")
 LABEL_TASKS = ("classification", "multi_label", "regression", "tagging")
-OTHER_TASKS = ("question_answering", "completion")  # of a fine-tuning
+OTHER_TASKS = ("question_answering", "completion")  # of fine-tuning
 
 
 def help_page(command: str, arguments: Sequence[str]) -> str:
-    """Return the help of a command that trains; some flags choose among several pages."""
+    """Return the help page of a training command; some flags choose among its pages."""
     return (FOLDER / f"{_page(command, arguments)}.txt").read_text(encoding="utf-8").rstrip("\n")
 
 
@@ -42,7 +42,7 @@ def _page(command: str, arguments: Sequence[str]) -> str:
 
 
 def _page_of_distillation(given: Mapping[str, str | None]) -> str:
-    """The page for what the teacher does: translate, model a language, or predict labels."""
+    """Return the page for the teacher's task: translation, language modelling or labels."""
     if (objective := given.get("objective")) is not None:
         check_choice("objective", objective, ("masked", "causal"))
         return f"distill-{objective}"
@@ -54,8 +54,8 @@ def _page_of_distillation(given: Mapping[str, str | None]) -> str:
 def check_flags(command: str, arguments: Sequence[str]) -> None:
     """Raise `UserError` for a flag that no configuration of this command has.
 
-    The names are those of one version of transformers. With another version this check passes all flags, and
-    the configuration checks them.
+    The known names belong to one version of transformers. With another version this check accepts all flags,
+    and the configuration checks them later.
     """
     known = json.loads(FIELDS.read_text(encoding="utf-8"))
     flags = split_flags(arguments)

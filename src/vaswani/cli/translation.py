@@ -38,13 +38,13 @@ RequireField = Annotated[
 Scores = Annotated[bool, typer.Option("--scores", help="Same as --n_best 1.")]
 Replace = Annotated[
     bool,
-    typer.Option("--replace", help="Let --output_field replace a field that the rows of a table have."),
+    typer.Option("--replace", help="Let --output_field replace an existing field of the table."),
 ]
 Alignments = Annotated[
     bool,
     typer.Option(
         "--alignments",
-        help="Write JSONL as --scores does, with pairs of a source word and a word of the output, from 0.",
+        help="Write JSONL as --scores does, with pairs of a source word and an output word, counted from 0.",
     ),
 ]
 
@@ -65,7 +65,7 @@ def translate(
     output_name: OutputName = "-",
     source_field: Annotated[str | None, table_field("source_field", "source text", "source")] = None,
     output_field: Annotated[
-        str | None, typer.Option("--output_field", help="Field that the rows of a table get. [translation]")
+        str | None, typer.Option("--output_field", help="Field to add to the rows of a table. [translation]")
     ] = None,
     replace: Replace = False,
     n_best: NBest = None,
@@ -80,8 +80,8 @@ def translate(
 ) -> None:
     """Translate text line by line, or a field of a table: standard streams or files.
 
-    Each line gives a line. Each row of a table gives a line of JSON: the row
-    with its translation.
+    Each input line gives one output line. Each row of a table gives a line of
+    JSON: the row with its translation.
     """
     if stream:
         whole = {
@@ -118,13 +118,13 @@ def summarize(
         typer.Option(
             "--documents",
             metavar="file|blank_line|line",
-            help="In plain text: the whole is one document, blank lines separate them, or each line is one. "
-            "[file]",
+            help="What a document is in plain text: the whole file, the lines between blank lines, or each "
+            "line. [file]",
         ),
     ] = None,
     source_field: Annotated[str | None, table_field("source_field", "documents", "text")] = None,
     output_field: Annotated[
-        str | None, typer.Option("--output_field", help="Field that the rows of a table get. [summary]")
+        str | None, typer.Option("--output_field", help="Field to add to the rows of a table. [summary]")
     ] = None,
     replace: Replace = False,
     n_best: NBest = None,
@@ -135,11 +135,11 @@ def summarize(
     buffer_size: BufferSize = None,
     **options: Any,
 ) -> None:
-    """Summarize documents, of plain text or of a table: standard streams or files.
+    """Summarize documents from plain text or a table: standard streams or files.
 
-    Each document gives a line. Each row of a table gives a line of JSON: the
-    row with its summary. Of a document that is too long the beginning is
-    read, and such documents are counted.
+    Each document gives one output line. Each row of a table gives a line of
+    JSON: the row with its summary. Documents that are too long are truncated,
+    and counted.
     """
     _translate(
         model,
@@ -171,16 +171,15 @@ def _translate(
 
     Args:
         models: folders or names on the Hub; several predict together.
-        source: name of the input, the table field that is given, and how it is read (see `open_texts`).
-        target: name of the output, the field that is given for it, its default, and what the report says is
-            done.
-        replace: whether the rows of the table may have that field.
+        source: name of the input, table field that was given, and how to read it (see `open_texts`).
+        target: name of the output, output field that was given, its default, and the verb of the report.
+        replace: allow the rows of the table to have the output field already.
         n_best: as in `translate_lines`.
-        prefix: all outputs begin with it.
-        fields: of the table, by what they hold, "prefix" or "required"; None for those that are not given.
+        prefix: text with which all outputs begin.
+        fields: table fields with a "prefix" or "required" texts; None if not given.
         buffer_size: texts to read ahead.
         stream: write each word as soon as it is found.
-        options: of `Translator`.
+        options: options of `Translator`.
     """
     from vaswani.files.line_files import LineWriter, check_not_input, check_not_json
     from vaswani.inference.inputs import Column, for_tables, open_texts
