@@ -29,7 +29,7 @@ MAY_BE_EMPTY = {"--source_prefix"}  # options that accept an empty value
 
 
 class Command(QuickHelp, TyperCommand):
-    """A command that refuses an option given twice, of which typer keeps the last, and an empty value."""
+    """A command that refuses an empty value, and an option given twice (typer would keep the last)."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse as typer does; add the value to its message about a value of the wrong type."""

@@ -4,7 +4,7 @@ The cost of a batch is its number of tokens, padding included: rows · (longest 
 batches hold rows of similar lengths (as in Vaswani et al., 2017, arXiv:1706.03762, section 5.1) and come as
 close to a budget of tokens as possible.
 
-N rows of a corpus · B rows of a batch · S longest source of the batch · T longest target of the batch, both
+N rows of a corpus · B rows of a batch · S tokens of its longest source · T tokens of its longest target, both
 with the end-of-sequence token
 """
 

@@ -1,4 +1,4 @@
-"""BPE-dropout (Provilkov et al., 2020, arXiv:1910.13267): each epoch splits the words of the texts anew.
+"""BPE-dropout (Provilkov et al., 2020, arXiv:1910.13267): each epoch splits words into other tokens.
 
 The token ids of a row are split into base symbols and merged again. Training therefore needs neither the
 texts nor the tokenizers library, whose random generator takes no seed. All rows of an epoch are split before
@@ -48,7 +48,7 @@ def check_bpe_dropout(tokenizer: PreTrainedTokenizerBase, p: float) -> dict[str,
 
 
 class BpeDropout:
-    """Splits token sequences anew: at each step, each possible merge is skipped with probability `p`.
+    """Splits token sequences at random: at each step, each possible merge is skipped with probability `p`.
 
     Args:
         tokenizer: a fast BPE tokenizer.
@@ -110,7 +110,7 @@ class BpeDropout:
     def split(
         self, rows: Sequence[Sequence[int]], starts: Sequence[Words], generator: np.random.Generator
     ) -> list[Integers]:
-        """Split rows anew.
+        """Return new random splits of rows.
 
         Args:
             rows: token ids.
@@ -182,7 +182,7 @@ class BpeDropout:
 
 @dataclass(frozen=True)
 class PairSplitter:
-    """Splits both sides of rows anew.
+    """Applies BPE-dropout to both sides of rows.
 
     A row whose new split would exceed a limit keeps its old split.
 
@@ -235,7 +235,7 @@ class PairSplitter:
 
 
 class SplitAnew(Dataset[dict[str, Any]]):
-    """Rows of a data set whose words are split anew in each epoch.
+    """Rows of a data set whose words are split differently in each epoch.
 
     The splits are a pure function of (`seed`, epoch, row). All splits of the epoch are in memory: 4 bytes per
     token, and some hundred bytes per row.

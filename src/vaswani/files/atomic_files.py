@@ -49,7 +49,7 @@ def unfinished_path(path: Path) -> Path:
 
 def discard_unfinished(folder: Path) -> None:
     """Delete temporary files that dead processes of this machine left in a folder."""
-    if os.name != "posix":  # elsewhere there is no harmless test for a process
+    if os.name != "posix":  # other systems have no harmless test for a process
         return
     for path in folder.glob("unfinished-*"):
         owner = re.match(rf"unfinished-{re.escape(_HOST)}-(\d+)-\d+-", path.name)

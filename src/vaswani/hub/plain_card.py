@@ -1,4 +1,4 @@
-"""The part of a model card that follows from the model alone: its architecture and how to load it.
+"""The part of a model card that needs only the model: its architecture and how to load it.
 
 A model that is pushed without a training has a card with this part only. `vaswani.hub.card` adds the data,
 scores and limits of a training.
@@ -33,7 +33,7 @@ PAPER = "[Vaswani et al., 2017](https://arxiv.org/abs/1706.03762)"
 
 
 def hook_in() -> None:
-    """Push our models with a card that describes them, instead of the library's blank form.
+    """Push vaswani models with a card that describes them, instead of the library's blank form.
 
     `push_to_hub` and `save_pretrained(push_to_hub=True)` both call the method that is replaced here.
     """

@@ -54,7 +54,7 @@ def weight_files(directory: Path) -> list[Path]:
     """Return the weight files in a folder, in the order in which transformers looks for them.
 
     Raises:
-        UserError: there are none, or the index of the shards is damaged.
+        UserError: the folder has no weights, or the index of the shards is damaged.
     """
     if (directory / WEIGHTS).exists():
         return [directory / WEIGHTS]

@@ -30,7 +30,7 @@ _INTEGERS = List(Value("int32"))
 
 @dataclass(frozen=True)
 class WindowLengths:
-    """How a text is cut into windows.
+    """The lengths of windows and questions, and the overlap of windows.
 
     Args:
         max_length: maximum tokens of a window, including special tokens.

@@ -139,7 +139,7 @@ def ambiguous_texts(writers: Iterable[DateWriter]) -> set[str]:
     """
     day_of_text: dict[str, tuple[int, int]] = {}
     ambiguous = set()
-    for writer in dict.fromkeys(writers):  # most regional locales write just as their language does
+    for writer in dict.fromkeys(writers):  # most regional locales write dates as their language does
         # Seven leap years in a row give every day of the year every weekday.
         for year in range(2000, 2028, 4) if writer.weekdays else [2000]:
             for day in _days(datetime.date(year, 1, 1), datetime.date(year, 12, 31)):

@@ -4,7 +4,7 @@ A marker (a special token) replaces each removed piece of text. Documents are cu
 ends. Each piece is a row. A `Noise` turns rows into sources and targets when a batch is made, so each epoch
 differs.
 
-N tokens of a row · B rows of a batch · S longest source of the batch · T longest target of the batch
+N tokens of a row · B rows of a batch · S tokens of its longest source · T tokens of its longest target
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 10 % kept (Devlin et al., 2019, arXiv:1810.04805, section 3.1). They are drawn when a batch is made, so each
 epoch differs (Liu et al., 2019, arXiv:1907.11692, section 4.1).
 
-B rows of a batch · S longest sequence of the batch · N tokens of a sequence
+B rows of a batch · S tokens of its longest sequence · N tokens of a sequence
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A packed row is a sequence of documents, each `<s> ... </s>`. Its positions rest
 A model that gets such positions and no attention mask keeps attention within each document (as transformers
 does for `DataCollatorWithFlattening`). Only the last row of a corpus is padded.
 
-B rows of a batch · S longest row of the batch
+B rows of a batch · S tokens of its longest row
 """
 
 from __future__ import annotations
