@@ -208,7 +208,7 @@ def text_options(tokenizer: PreTrainedTokenizerBase) -> dict[str, bool]:
 
 
 def text_settings(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Return the settings outside the Rust tokenizer that the tokens of a text depend on, as JSON values."""
+    """Return the settings, besides the tokenizer's own files, that token ids depend on: plain JSON values."""
     return {
         "prefix": source_prefix(tokenizer),
         "split": tokenizer.split_special_tokens,

@@ -172,8 +172,8 @@ class RowReport:
 
     `kept` rows are used; some of them may be `truncated`. A row is left out if a side has only white space
     (`empty`), too many tokens (`over_long`), bytes that are not UTF-8 (`not_utf8`) or no text at all
-    (`missing_source`, `missing_target`, or `missing_text` in a corpus of plain texts), if it has no label
-    (`missing_label`) or no field of answers (`missing_answers`), or if it does not parse (`malformed`).
+    (`missing_source`, `missing_target`, or `missing_text` in a corpus of plain texts), if it does not state
+    its label or its answers (`missing_label`, `missing_answers`), or if it does not parse (`malformed`).
     """
 
     kept: int = 0

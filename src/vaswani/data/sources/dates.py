@@ -133,7 +133,7 @@ class DateWriter:
 
 
 def ambiguous_texts(writers: Iterable[DateWriter]) -> set[str]:
-    """Return the texts, with "YYYY" for the year, that stand for different days of a year.
+    """Return the texts, with "YYYY" for the year, that the writers use for different days of a year.
 
     A legible text contains its year, so texts of different years are never equal.
     """
