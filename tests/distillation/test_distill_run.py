@@ -282,8 +282,11 @@ def test_a_student_of_the_librarys_layers_is_of_its_kind(options, library_teache
         ({"teacher_top_k": 4, "cosine_weight": 1}, "teacher_top_k keeps distributions alone"),
         ({"teacher_top_k": 4, "bpe_dropout": 0.1}, "bpe_dropout splits words anew"),
         ({"retention_metric": "meteor"}, "retention_metric=meteor is unknown; choose one of bleu"),
-        ({"retention_metric": "rouge1"}, "rouge1 is none of task=translation; choose one of bleu, chrf"),
-        ({"retention_metric": "bleu", "task": "summarization"}, "bleu is none of task=summarization"),
+        (
+            {"retention_metric": "rouge1"},
+            "rouge1 is not a metric of task=translation; choose one of bleu, chrf",
+        ),
+        ({"retention_metric": "bleu", "task": "summarization"}, "bleu is not a metric of task=summarization"),
         ({"relation_weight": 1, "relation_heads": 3}, "relation_heads=3 does not divide the width 16"),
         ({"student": "teacher", "encoder_layers": 3}, "encoder_layers=3 is impossible: the teacher has 2"),
         ({"student": "teacher", "d_model": 24}, "d_model is 16, not 24; leave d_model out"),

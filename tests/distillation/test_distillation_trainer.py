@@ -414,7 +414,7 @@ def test_a_batch_needs_no_mask_and_no_decoder_input(tmp_path):
 
 def test_what_a_distillation_cannot_use_is_refused(tmp_path):
     given = {"model": vaswani_model(), "args": TrainingArguments(output_dir=str(tmp_path), use_cpu=True)}
-    with pytest.raises(UserError, match="compute_loss_func has no place in a distillation"):
+    with pytest.raises(UserError, match="compute_loss_func is not supported by a distillation"):
         DistillationTrainer(**given, teacher=teacher_model(), compute_loss_func=print)
     given = {"model_init": lambda: vaswani_model(), "args": given["args"], "teacher": teacher_model()}
     with pytest.raises(UserError, match="model_init makes others"):

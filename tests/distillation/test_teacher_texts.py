@@ -173,7 +173,7 @@ def test_an_interrupted_teacher_writes_the_same_bytes(tmp_path: Path) -> None:
 def test_texts_of_other_options_are_not_mixed(tmp_path: Path) -> None:
     author = toy_author()
     open_cache(tmp_path, **SAMPLED.identity(author))
-    with pytest.raises(UserError, match=r"top_p 0\.9 there, 0\.5 asked"):
+    with pytest.raises(UserError, match=r"top_p=0\.9, now 0\.5"):
         open_cache(tmp_path, **replace(SAMPLED, top_p=0.5).identity(author))
 
 

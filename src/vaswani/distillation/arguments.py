@@ -1,4 +1,4 @@
-"""The arguments of a distillation: those of a training, and one more section."""
+"""The `distillation` section of the arguments: the teacher, the losses and the initial student."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -42,16 +42,17 @@ class DistillationObjectives(Section):
     )
     cosine_weight: float = option(
         0.0,
-        "Weight of 1 - cosine of the last hidden states of each stack; projected if widths differ.",
+        "Weight of 1 - cosine similarity of the last hidden states of each stack; the student's states are "
+        "projected if the widths differ.",
         at_least=0,
     )
     relation_weight: float = option(
         0.0,
-        "Weight of MiniLM's query-key and value relations in the last self-attention of each stack.",
+        "Weight of MiniLM's loss on query-key and value relations in the last self-attention of each stack.",
         at_least=0,
     )
     relation_heads: int = option(
-        8, "Heads into which relations are split; must divide both widths.", at_least=1
+        8, "Number of relation heads; must divide the widths of student and teacher.", at_least=1
     )
 
     def __post_init__(self) -> None:
@@ -66,7 +67,7 @@ class DistillationObjectives(Section):
             )
 
     def unused(self) -> dict[str, str]:
-        """Return the fields that have no effect beside the values of others, and why."""
+        """Return the fields that have no effect with the given values, and why."""
         found: dict[str, str] = {}
         if not self.uses_distributions:
             found |= dict.fromkeys(("divergence", "temperature"), "soft_target_weight=0")
@@ -76,16 +77,16 @@ class DistillationObjectives(Section):
 
     @property
     def uses_distributions(self) -> bool:
-        """Whether the teacher's distribution over the next token is needed."""
+        """True if a loss needs the teacher's distributions over the next token."""
         return self.soft_target_weight > 0
 
     @property
     def uses_states(self) -> bool:
-        """Whether the teacher's hidden states or projections are needed."""
+        """True if a loss needs the teacher's hidden states or projections."""
         return self.cosine_weight > 0 or self.relation_weight > 0
 
 
-RANDOM, FROM_TEACHER = "random", "teacher"  # values of `student` that name no folder
+RANDOM, FROM_TEACHER = "random", "teacher"  # values of `student` other than a folder
 WEIGHTS = ("label_weight", "soft_target_weight", "cosine_weight", "relation_weight")
 
 
@@ -107,7 +108,7 @@ class DistillationArguments(DistillationObjectives):
     )
     targets: Literal["references", "teacher", "both"] = option(
         "teacher",
-        "Targets to train on: those of the corpus, the teacher's translations of its sources "
+        "Targets to train on: the references of the corpus, the teacher's translations of its sources "
         "(sequence-level distillation, arXiv:1606.07947), or both.",
     )
     teacher_num_beams: int = option(
@@ -124,12 +125,13 @@ class DistillationArguments(DistillationObjectives):
     )
     student: str = option(
         RANDOM,
-        "How the student starts: random, with the shape of the model's fields; teacher, with encoder_layers "
-        "and decoder_layers evenly spaced layers of it; or from a folder (vaswani student).",
+        "Initial student: random, new weights in the shape of the model's fields; teacher, encoder_layers "
+        "and decoder_layers of the teacher's layers, evenly spaced; or a folder (see vaswani student).",
     )
     vocabulary: Literal["teacher", "own"] = option(
         "teacher",
-        "The teacher's vocabulary, or one trained on the corpus (vocab_size; sequence-level only).",
+        "Vocabulary of the student: the teacher's, or its own, trained on the corpus (vocab_size; only for "
+        "sequence-level distillation).",
     )
     baseline: bool = option(
         True, "Also train the same student without the teacher, in output_dir/baseline, for the report."
@@ -165,7 +167,7 @@ class DistillationArguments(DistillationObjectives):
             )
 
     def unused(self) -> dict[str, str]:
-        """Return the fields that have no effect beside the values of others, and why."""
+        """Return the fields that have no effect with the given values, and why."""
         found = super().unused()
         if self.targets == "references":
             found["teacher_num_beams"] = "targets=references"

@@ -1,4 +1,4 @@
-"""The baseline of a distillation: the same student, trained without a teacher, in a folder of the run."""
+"""The baseline of a distillation: the same student trained without a teacher, in a subfolder of the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BASELINE = "baseline"
 
 
 def training_of_baseline(training: Any) -> Any:
-    """The training arguments of a run for its baseline, which is not pushed."""
+    """Return a run's training arguments for its baseline, which has its own folder and is not pushed."""
     other = copy.copy(training)
     other.output_dir = str(Path(training.output_dir or ".") / BASELINE)
     other.push_to_hub = False
@@ -25,9 +25,9 @@ def training_of_baseline(training: Any) -> Any:
 
 
 def train_unless_done(run: BaseRun) -> None:
-    """Train or resume a baseline, unless there is one that was trained for as long as the student."""
+    """Train or resume a baseline unless it is finished and was trained for as long as the student."""
     folder = run.config.output_dir
-    if (folder / SAFE_WEIGHTS_NAME).is_file():  # of a finished training
+    if (folder / SAFE_WEIGHTS_NAME).is_file():  # training has finished
         before, now = read_settings(folder), run.config.to_dict()
         if all(before.get(name) == now.get(name) for name in ("max_steps", "num_train_epochs")):
             return

@@ -37,7 +37,11 @@ from vaswani.evaluation.text_metrics import check_task, score_texts, task_of_met
 from vaswani.evaluation.translator import Evaluation, evaluate
 from vaswani.inference.translate.translation import Translator
 
-NOT_TOLD = {"suppress_sequences", "attention_of", "max_length"}  # follow from others, or are told elsewhere
+NOT_TOLD = {
+    "suppress_sequences",
+    "attention_of",
+    "max_length",
+}  # derived from other options, or reported elsewhere
 
 Progress = Callable[[int], object]
 
@@ -48,7 +52,7 @@ class Candidate:
 
     name: str  # in the report
     translator: Translator
-    folder: Path | None = None  # of its weight files, for their size; None if they were not saved
+    folder: Path | None = None  # folder of the weight files, to report their size; None if not saved
 
 
 @dataclass(frozen=True)
@@ -57,20 +61,20 @@ class ModelResult:
 
     name: str
     role: str  # "teacher", "student" or "baseline"
-    parameters: int  # shared ones count once
-    parameter_ratio: float  # to the teacher's
+    parameters: int  # shared parameters count once
+    parameter_ratio: float  # relative to the teacher
     weight_bytes: int | None  # size of the weight files; None if they were not saved
     dtype: str  # of the weights
-    max_length: int  # most tokens of a translation: of the option, or fewer if the model has fewer positions
+    max_length: int  # most tokens of a translation: the option, or less if the model has fewer positions
     untranslated_rows: int  # too long for the model; they count as empty translations
-    cut_off_rows: int  # of which the model read only `max_source_length` tokens
-    scores: dict[str, Estimate]  # of each metric of the task, 0 to 100
-    # The score as a fraction of the teacher's, with the paired interval, without the resamples in which the
-    # teacher scores 0; None if it scores 0 on all rows.
+    cut_off_rows: int  # rows whose source was truncated to `max_source_length` tokens
+    scores: dict[str, Estimate]  # the score in each metric of the task, 0 to 100
+    # The score as a fraction of the teacher's, with the paired interval. Resamples in which the teacher
+    # scores 0 are left out. None if the teacher scores 0 on all rows.
     retention: Estimate | None
-    retentions: dict[str, Estimate | None]  # likewise, of each metric
-    gain: Estimate | None  # of a student over the baseline, in points, with the paired interval
-    seconds: list[float]  # of each timed round
+    retentions: dict[str, Estimate | None]  # the retention in each metric
+    gain: Estimate | None  # students only: points over the baseline, with the paired interval
+    seconds: list[float]  # duration of each timed round
     sentences_per_second: float  # from the median of `seconds`
     speedup: float  # the teacher's median time divided by the model's
 
@@ -79,11 +83,11 @@ class ModelResult:
 class Comparison(ByRole):
     """The result of `compare`."""
 
-    metric: str  # of retention and gains
+    metric: str  # metric of `retention` and `gain`
     data: str  # name of the data
     rows: int
     models: list[ModelResult]  # the teacher, the students and, if there is one, the baseline
-    signatures: dict[str, str]  # of the metrics that have one
+    signatures: dict[str, str]  # signatures of the metrics that have one
     search: dict[str, Any]  # search options of all models
     bootstrap: dict[str, Any]  # number of resamples, percentiles of the intervals, seed
     speed: dict[str, int]  # rows of each timed round, number of rounds
@@ -91,12 +95,12 @@ class Comparison(ByRole):
 
 
 def load_candidates(names: Sequence[str], **options: Any) -> list[Candidate]:
-    """Load models, named by their folders' names or, if two of these are equal, by their paths.
+    """Load models and name them after their folders, or by the given names if two folders are named alike.
 
     Args:
         names: folders, or names on the Hub.
-        options: of `Translator.from_pretrained`. Unless `max_source_length` is given, the shortest limit of
-            the models holds for all.
+        options: passed to `Translator.from_pretrained`. Unless `max_source_length` is given, all models use
+            the smallest limit among them.
 
     Raises:
         UserError: a folder is given twice, or cannot be loaded.
@@ -109,7 +113,7 @@ def load_candidates(names: Sequence[str], **options: Any) -> list[Candidate]:
     candidates = []
     for name, folder in zip(names, folders, strict=True):
         translator = Translator.from_pretrained(name, **options)
-        loaded_from = Path(translator.model.name_or_path)  # of a model on the Hub, the folder in its cache
+        loaded_from = Path(translator.model.name_or_path)  # for a Hub model, its folder in the cache
         candidates.append(Candidate(folder.name if differ else name, translator, loaded_from))
     if options.get("max_source_length", "auto") == "auto":
         limits = [each.translator.max_source_length for each in candidates]
@@ -129,7 +133,7 @@ def compare(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Decode the rows with every model; score and time them all.
+    """Decode the rows with every model, score the outputs and time the decoding.
 
     Args:
         teacher: the model that the others are compared with.
@@ -137,10 +141,11 @@ def compare(
         rows: mappings with the texts `source` and `target`.
         data: name of the data, for the report.
         baseline: the same student, trained without distillation.
-        metric: a name in `METRICS`, of retention and gains; the other metrics of its task are computed too.
-        seed: of the resamples.
-        progress: called with the number of sentences decoded since its last call; `sentences_to_decode` in
-            all.
+        metric: the metric of retention and gains, a name in `METRICS`; the other metrics of its task are
+            computed too.
+        seed: seed of the resamples.
+        progress: called with the number of sentences decoded since the last call; the numbers add up to
+            `sentences_to_decode`.
 
     Raises:
         UserError: no student, no rows, an unknown metric, or models with different search options.
@@ -152,7 +157,7 @@ def compare(
     rows, task = list(rows), task_of_metric(metric)
     score = partial(score_texts, task=task)
     evaluations = [evaluate(translator, rows, score, progress) for translator in translators]
-    # Evenly spread, for the rows may be sorted by length.
+    # Evenly spread, because the rows may be sorted by length.
     sources = [rows[number]["source"] for number in evenly_spread(len(rows), SPEED_ROWS)]
     seconds = decoding_seconds(translators, sources, progress)
 
@@ -193,7 +198,7 @@ def _check(students: Sequence[Candidate], translators: Sequence[Translator], met
 
 
 def _search(translator: Translator) -> dict[str, Any]:
-    """The options that must be equal for a fair comparison: always these four, and others that were given."""
+    """The options that must be equal for a fair comparison: these four, and all others that are set."""
     always = {
         "num_beams": translator.options.num_beams,
         "length_penalty": float(translator.options.length_penalty),
@@ -220,7 +225,7 @@ def _texts(evaluation: Evaluation) -> list[str]:
 def decoding_seconds(
     translators: Sequence[Translator], sources: Sequence[str], progress: Progress | None = None
 ) -> list[list[float]]:
-    """The seconds that each translator takes for all sources in each of `ROUNDS` rounds, taking turns."""
+    """Return the seconds that each translator takes for all sources in `ROUNDS` rounds; they take turns."""
 
     def decoding(translator: Translator) -> Callable[[], object]:
         return lambda: list(translator.translate(sources, with_scores=False, progress=progress))
@@ -244,7 +249,7 @@ class _Measured:
         return self.candidate.translator.model.num_parameters()
 
     def score(self, metric: str) -> Score:
-        """Of the rows, and of resampled rows."""
+        """Return the score on the rows and the scores on the resampled rows."""
         return self.evaluation.scores[metric], self.resampled[metric]
 
     @property

@@ -1,4 +1,4 @@
-"""The resolved arguments of a distillation, and which kind of distillation they are of."""
+"""The resolved arguments of a distillation, and the choice of their class."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,13 +21,14 @@ class DistillationConfig(RunConfig):
 
     command: ClassVar[str] = "distill"
     purpose: ClassVar[str] = (
-        "Train a small student to imitate a large teacher. With --objective masked or causal, of a language "
-        "model; with --task classification, multi_label, regression or tagging, of a model of that task."
+        "Train a small student to imitate a large teacher. By default, both are encoder-decoders. With "
+        "--objective masked or causal, both are language models; with --task classification, multi_label, "
+        "regression or tagging, both are models for that task."
     )
 
     @classmethod
     def variant(cls, given: Mapping[str, Any]) -> type[BaseConfig]:
-        """The configuration for what the teacher does: by default, translation or summarization."""
+        """Return the class for an objective or a task; this one for translation and summarization."""
         if (objective := given.get("objective")) is not None:
             check_choice("objective", objective, OF_OBJECTIVE)
             return OF_OBJECTIVE[objective]

@@ -3,7 +3,7 @@
 Each loss is a sum over the kept tokens divided by `num_tokens`. The caller chooses the divisor: micro-batches
 that are divided by the tokens of their whole accumulated step add up to the loss of one large batch.
 
-B batch · T tokens · N of them that count · V vocabulary · C classes: V, or k tokens and the rest · D width ·
+B batch · T tokens · N tokens that count · V vocabulary · C classes: V, or k tokens and the rest · D width ·
 R relation heads
 """
 
@@ -113,8 +113,8 @@ def cosine_loss(
 ) -> torch.Tensor:
     """1 − cos(student, teacher) per token, of hidden states [B, T, D].
 
-    As in DistilBERT (arXiv:1910.01108, section 3). `kept` is bool [B, T]; `num_tokens` divides the sum, and
-    `None` means the positions that count here. Returns a float32 scalar.
+    As in DistilBERT (arXiv:1910.01108, section 3). `kept` is bool [B, T]. `num_tokens` divides the sum;
+    `None` means the number of kept positions. Returns a float32 scalar.
     """
     similarity = F.cosine_similarity(student_states.float(), teacher_states.float(), dim=-1)
     return per_token((1 - similarity)[kept].sum(), kept.sum(), num_tokens)
@@ -128,19 +128,19 @@ def relation_loss(
     num_heads: int,
     num_tokens: torch.Tensor | int | None,
 ) -> torch.Tensor:
-    """KL(teacher ‖ student) of how tokens relate, per token and relation head.
+    """KL(teacher ‖ student) of the relations between tokens, per token and relation head.
 
-    A relation is softmax(A Bᵀ / sqrt(width of a head)): of queries and keys, attention itself (MiniLM,
-    arXiv:2002.10957, equation 7), of values and values, the value relation (equation 9). Student and teacher
-    need neither the same width nor the same number of heads: both are split anew into R heads (MiniLMv2,
-    arXiv:2012.15828, section 3.1).
+    A relation is softmax(A Bᵀ / sqrt(width of a head)). With queries and keys it is the attention itself
+    (MiniLM, arXiv:2002.10957, equation 7); with values and values it is the value relation (equation 9).
+    Student and teacher may have different widths and numbers of heads, because both are split into R
+    relation heads (MiniLMv2, arXiv:2012.15828, section 3.1).
 
     Args:
         student: A and B, both [B, T, width of the student], any floating dtype; computed in float32.
         teacher: A and B, both [B, T, width of the teacher].
-        visible: bool [B, T, T], whether a query may see a key; a query that sees none does not count.
+        visible: bool [B, T, T], True where a query may attend to a key; queries without keys do not count.
         num_heads: R, which divides both widths.
-        num_tokens: the divisor of the summed loss; `None` means the queries that count here.
+        num_tokens: the divisor of the summed loss; `None` means the number of queries that count.
 
     Returns:
         A float32 scalar.

@@ -1,4 +1,4 @@
-"""What every comparison of a student with its teacher measures: retention, gain, speed, size and machine.
+"""Measurements of every comparison of students with a teacher: retention, gain, speed, size and machine.
 
 R resamples
 """
@@ -18,13 +18,13 @@ from vaswani.evaluation.confidence import Estimate
 SPEED_ROWS = 500  # most rows of a timed round
 ROUNDS = 5  # timed, after one of warm-up
 
-Score = tuple[float, np.ndarray]  # of the rows, and of resampled rows [R], which are the same for all models
+Score = tuple[float, np.ndarray]  # score on the rows, and on resamples of them [R], the same for all models
 
 
 def retention_of(score: Score, teachers: Score) -> Estimate | None:
-    """The score as a fraction of the teacher's, with the paired interval; None unless that is positive.
+    """Return the score as a fraction of the teacher's, with the paired interval.
 
-    Resamples in which the teacher's score is not positive are left out.
+    Returns None unless the teacher's score is positive. Resamples in which it is not are left out.
     """
     if not teachers[0] > 0:
         return None
@@ -52,7 +52,7 @@ def seconds_in_turns(actions: Sequence[Callable[[], object]], rounds: int) -> li
 
 
 def weight_bytes(folder: Path) -> int:
-    """Size of the weight files in a folder: of its safetensors or, without these, its pickled weights."""
+    """Size of the weight files in a folder: safetensors or, if there are none, pickled weights."""
     files = list(folder.glob("model*.safetensors")) or list(folder.glob("pytorch_model*.bin"))
     return sum(file.stat().st_size for file in files)
 
@@ -75,7 +75,7 @@ class ByRole:
 
     @property
     def students(self) -> list[Any]:
-        """One or more, in the given order."""
+        """The students, one or more, in the given order."""
         return [model for model in self.models if model.role == "student"]
 
     @property

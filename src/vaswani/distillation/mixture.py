@@ -1,4 +1,4 @@
-"""What trainers of students have in common: a weighted sum of losses, and the losses of hidden states.
+"""The losses that all trainers of students share: the weighted sum, and the losses of hidden states.
 
 B batch · T tokens · D width
 """
@@ -20,21 +20,23 @@ from vaswani.errors import UserError
 from vaswani.training.trainer.base import BaseTrainer
 from vaswani.training.trainer.objective import Count
 
-TO_TEACHER_WIDTH = "to_teacher_width"  # a module of the student during training; a file of its checkpoints
+TO_TEACHER_WIDTH = "to_teacher_width"  # a module of the student in training, and a file in its checkpoints
 
-Side = tuple[torch.Tensor, torch.Tensor, Count]  # tokens that count, what each sees, and the divisor
+Side = tuple[torch.Tensor, torch.Tensor, Count]  # tokens that count, tokens visible to each, and the divisor
 
 
 class LossMixture:
-    """A weighted sum of losses, each of which is also logged, without its weight; an object beside a trainer.
+    """Computes a trainer's weighted sum of losses, and logs each loss without its weight.
 
     Args:
-        trainer: of the student.
-        teacher: whose states the student's are compared with; it is put into evaluation mode and moved.
-        objectives: the weights.
+        trainer: the trainer of the student.
+        teacher: the model whose states the student learns; it is frozen, put into evaluation mode and moved
+            to the trainer's device.
+        objectives: the weights of the losses.
 
     Raises:
-        UserError: an objective needs a teacher and none is given, or their widths do not suit it.
+        UserError: an objective needs a teacher and none is given, or an objective does not work with these
+            models or training arguments.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class LossMixture:
                 "others; give model, or set both to 0"
             )
         self._check_relations()
-        self.recorders: list[Recorder] = []  # of student and teacher, if objectives need states
+        self.recorders: list[Recorder] = []  # of student and teacher; empty if no objective needs states
         if teacher is not None and objectives.uses_states:
             projections = objectives.relation_weight > 0
             self.recorders = [Recorder(model, projections) for model in (trainer.model, teacher)]
@@ -89,7 +91,7 @@ class LossMixture:
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Record student and teacher, and give the student maps to the teacher's width, as losses need."""
+        """Record student and teacher, and add maps to the teacher's width to the student, if losses need it."""
         trainer = self.trainer
         trainer.extra_modules = self._maps()
         for name, module in trainer.extra_modules.items():
@@ -105,7 +107,7 @@ class LossMixture:
             trainer.extra_modules = {}
 
     def _maps(self) -> dict[str, nn.Module]:
-        """Return the maps, of each stack of the student; none if no loss needs them."""
+        """Return a linear map to the teacher's width for each stack; empty if no loss needs them."""
         if self.teacher is None or not self.objectives.cosine_weight:
             return {}
         model = self.trainer.model
@@ -116,7 +118,7 @@ class LossMixture:
         return {TO_TEACHER_WIDTH: nn.ModuleDict(maps).to(self.trainer.args.device)}
 
     def weighted(self, losses: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The weighted sum of losses, each of which is also added up for the log."""
+        """Return the weighted sum of losses, and add each loss to the log."""
         for name, loss in losses.items():
             self.trainer.loss_means.add(f"{name}_loss", loss)
         weighted = [getattr(self.objectives, f"{name}_weight") * loss for name, loss in losses.items()]
@@ -126,8 +128,8 @@ class LossMixture:
         """The losses of hidden states and of relations, each the mean over the stacks.
 
         Args:
-            sides: of each stack bool [B, T], which tokens count; bool [B, T, T], which tokens each sees; and
-                the divisor of the summed losses.
+            sides: for each stack, bool [B, T], the tokens that count; bool [B, T, T], the tokens that each
+                token sees; and the divisor of the summed losses.
         """
         student, teacher = (recorder.take() for recorder in self.recorders)
         losses: dict[str, list[torch.Tensor]] = {"cosine": [], "relation": []}

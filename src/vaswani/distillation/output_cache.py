@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 HEADER_SIZE = 80  # bytes
-# Entries of a configuration that do not change a model's outputs; of the dtype, that of the weights counts.
+# Entries of a configuration that do not change a model's outputs. (The dtypes of the weights count instead.)
 NOISE = {
     *("_name_or_path", "_from_model_config", "architectures", "auto_map", "dtype", "transformers_version"),
 }
@@ -47,11 +47,11 @@ class OutputCache:
 
     Args:
         folder: created if it does not exist.
-        kind: what the outputs are.
-        identity: all that they depend on, as plain JSON values under names that a reader understands, such as
+        kind: name of the kind of outputs.
+        identity: everything that the outputs depend on, as plain JSON values with readable names, such as
             `{"teacher": fingerprint_model(model), "temperature": 2.0}`.
         num_rows: number of rows of the data.
-        rows_per_shard: most rows that a killed run computes again.
+        rows_per_shard: number of rows in a shard, and so the most that a killed process computes again.
         process_index: number of this process among those that compute the outputs together.
         num_processes: number of these processes.
 
@@ -107,7 +107,7 @@ class OutputCache:
             raise UserError(f"{path} is damaged; delete {self.folder} to compute its outputs anew") from error
         if differences := ", ".join(_differences(found, json.loads(manifest))):
             raise UserError(
-                f"{self.folder} was computed otherwise ({differences}); "
+                f"{self.folder} was computed with other settings ({differences}); "
                 "give another teacher_cache folder, or delete this one"
             )
 
@@ -166,7 +166,7 @@ class OutputCache:
         return map(self.read, range(self.num_shards))
 
     def read_lines(self) -> Iterator[Any]:
-        """The values of all rows, in their order, of shards that `write_lines` wrote (see `read_all`)."""
+        """The values of all rows, in order, from shards written by `write_lines` (see `read_all`)."""
         return (json.loads(line) for content in self.read_all() for line in content.decode().split("\n")[:-1])
 
     def read(self, shard: int) -> bytes:
@@ -192,10 +192,10 @@ class OutputCache:
 def shared_cache(
     folder: str | Path | None, output_dir: Path, kind: str, identity: dict[str, Any], num_rows: int
 ) -> OutputCache:
-    """The cache of a kind of outputs of a run, whose processes compute them together.
+    """Return the cache for one kind of outputs; all processes of a run fill it together.
 
     Args:
-        folder: of all kinds; default `teacher_cache` in `output_dir`.
+        folder: the parent folder of all kinds of outputs; default `teacher_cache` in `output_dir`.
     """
     state = PartialState()
     shares = {"process_index": state.process_index, "num_processes": state.num_processes}
@@ -216,7 +216,7 @@ def _header(content: bytes) -> bytes:
 
 
 def _differences(found: Any, asked: dict[str, Any]) -> Iterator[str]:
-    """What differs between two manifests, entry by entry, in words."""
+    """Describe each difference between two manifests."""
     found = found if isinstance(found, dict) else {}
     for name in {**asked, **found}:
         there, here = found.get(name), asked.get(name)
@@ -224,7 +224,7 @@ def _differences(found: Any, asked: dict[str, Any]) -> Iterator[str]:
             yield from _differences(there, here)
         elif there != here:
             short = max(len(str(there)), len(str(here))) <= LONGEST_SHOWN
-            yield f"{name} {there} there, {here} asked" if short else f"not the same {name}"
+            yield f"{name}={there}, now {here}" if short else f"different {name}"
 
 
 def fingerprint_model(model: PreTrainedModel) -> str:
@@ -245,13 +245,15 @@ def fingerprint_model(model: PreTrainedModel) -> str:
 
 
 def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase, side: Side = "source") -> str:
-    """SHA-256 of what the tokens of texts of one side depend on."""
+    """SHA-256 of everything that determines how a tokenizer encodes the texts of one side."""
     codec = TextCodec(tokenizer, side)
     around = text_settings(tokenizer) if side == "source" else {**text_settings(tokenizer), "prefix": ""}
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         is_marked = side == "source" and marks_languages(tokenizer)
-        around["language"] = str(codec.frame()) if is_marked else ""  # targets are marked in each call
+        around["language"] = (
+            str(codec.frame()) if is_marked else ""
+        )  # each call gives the language of targets
         return _sha256(json.dumps([codec.vocabulary(), around], sort_keys=True))
     call_options = {"padding": None, "truncation": None}  # left over from the last call
     tokens = {**json.loads(backend.to_str()), **call_options}
@@ -291,7 +293,7 @@ def fingerprint_rows(dataset: Dataset, columns: Sequence[str]) -> str:
 
 
 def _hash_values(digest: Any, array: pa.Array) -> None:
-    """Hash the values of an array, not its buffers: those of a slice hold more than the slice."""
+    """Hash the values of an array, not its buffers: the buffers of a slice hold more than the slice."""
     digest.update(array.is_valid().to_numpy(zero_copy_only=False))
     array = array.drop_null()
     if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):

@@ -25,7 +25,7 @@ class Recorder:
     """Keeps the last `states`, `query`, `key` and `value`, each [B, T, D], of each stack of a model.
 
     Args:
-        model: of transformers, with one stack or two.
+        model: a model of transformers with one or two stacks.
         projections: whether to record queries, keys and values too.
 
     Raises:
@@ -34,7 +34,7 @@ class Recorder:
 
     def __init__(self, model: PreTrainedModel, projections: bool):
         self.recorded: dict[str, dict[str, torch.Tensor]] = {}
-        # Modules, each with its stack and what its output is.
+        # Each module with the name of its stack and the kind of its output.
         self._places: list[tuple[nn.Module, str, str]] = []
         for name, stack in stacks(model).items():
             self._places.append((stack, name, "states"))
@@ -44,7 +44,7 @@ class Recorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record meanwhile. A hook that stayed could not be pickled, and slows searches down."""
+        """Record while the context is open. A permanent hook could not be pickled and would slow searches."""
         with ExitStack() as hooks:
             for module, stack, kind in self._places:
                 hooks.enter_context(module.register_forward_hook(self._keep(stack, kind)))
@@ -74,7 +74,7 @@ def stacks(model: PreTrainedModel) -> dict[str, nn.Module]:
 
 
 def _is_causal(model: PreTrainedModel) -> bool:
-    """Whether a model of one stack reads from left to right."""
+    """Return True if a model of one stack is causal."""
     return type(model.config) in models_of(AutoModelForCausalLM) and not (
         type(model.config) in models_of(AutoModelForMaskedLM)
         and not getattr(model.config, "is_decoder", False)
@@ -82,7 +82,7 @@ def _is_causal(model: PreTrainedModel) -> bool:
 
 
 def last_self_attention(stack: nn.Module) -> list[nn.Module]:
-    """The projections to queries, keys and values of the first attention, which is self-attention."""
+    """The projections to queries, keys and values of the last layer's first attention: its self-attention."""
     layers = next((part for part in stack.children() if isinstance(part, nn.ModuleList)), nn.ModuleList())
     for module in layers[-1].modules() if len(layers) else ():
         for names in _PROJECTION_NAMES:

@@ -28,7 +28,7 @@ MARKDOWN, JSON, PLOT = "report.md", "report.json", "quality_speed.png"
 def write_report(comparison: Comparison, folder: Path) -> None:
     """Write `report.md`, `report.json` and `quality_speed.png`, each atomically.
 
-    Without matplotlib, a warning takes the place of the plot.
+    Without matplotlib, a warning is logged and no plot is drawn.
 
     Raises:
         UserError: the folder cannot be written to.
@@ -63,10 +63,11 @@ def _write(path: Path, contents: bytes) -> None:
 
 
 def as_dict(comparison: Any) -> dict[str, Any]:
-    """Return all measurements as plain JSON values, the main numbers of the first student before them.
+    """Return all measurements as plain JSON values, after the main numbers of the first student.
 
-    These are `retention`, a fraction of the teacher's score (0.987 means 98.7 %; null if that score is 0),
-    `parameter_ratio` and `speedup`, both relative to the teacher, and `baseline_quality`, a score or null.
+    The main numbers are `retention`, a fraction of the teacher's score (0.987 means 98.7 %; null if that
+    score is 0), `parameter_ratio` and `speedup`, both relative to the teacher, and `baseline_quality`, a
+    score or null.
     """
     student, baseline = comparison.students[0], comparison.baseline
     return {
@@ -124,12 +125,12 @@ def percent(share: Estimate) -> str:
 
 
 def conclusions(comparison: ByRole, metric: str, verb: str) -> Iterator[str]:
-    """What the numbers say of each student.
+    """Yield the conclusions about each student, as lines of Markdown.
 
     Args:
         comparison: with a teacher, students and perhaps a baseline.
         metric: its display name.
-        verb: what a model does that was timed, such as "decodes".
+        verb: a verb for what was timed, such as "decodes".
     """
     for student in comparison.students:
         size = f"{100 * student.parameter_ratio:.1f} % of the teacher's parameters"
@@ -177,5 +178,5 @@ def _conditions(comparison: Comparison) -> Iterator[str]:
 
 
 def _listing(values: Iterable[str]) -> str:
-    """The values, each once."""
+    """Join the distinct values with commas."""
     return ", ".join(dict.fromkeys(values))

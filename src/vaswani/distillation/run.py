@@ -60,7 +60,7 @@ from vaswani.training.trainer.seq2seq import Trainer
 from vaswani.unwritten_padding import unwritten_padding
 
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout", "word_dropout")
-# With student=teacher, only these fields can differ from the teacher's, and the dropouts that it has.
+# With student=teacher, only these fields and the dropouts that the teacher has may differ from the teacher's.
 OWN_FIELDS = ("encoder_layers", "decoder_layers", "attn_implementation")
 
 
@@ -74,7 +74,7 @@ def distill(config: DistillationConfig) -> Comparison | None:
         main one.
 
     Raises:
-        UserError: the configuration, the teacher or the corpus cannot work.
+        UserError: the configuration, the teacher or the corpus is unusable.
     """
     if not isinstance(config, DistillationConfig):
         from vaswani.distillation.stack_run import distill_stack
@@ -94,8 +94,8 @@ class DistillationRun(TrainingRun):
     def __init__(self, config: DistillationConfig):
         super().__init__(config)
         self.options = config.distillation
-        self.test_rows: Dataset | None = None  # of the corpus, for the report
-        self.test_split = "test"  # that they are of
+        self.test_rows: Dataset | None = None  # rows of the corpus for the report
+        self.test_split = "test"  # the split of `test_rows`
         self.comparison: Comparison | None = None
 
     def check(self) -> None:
@@ -120,7 +120,7 @@ class DistillationRun(TrainingRun):
 
     @property
     def expects_one_vocabulary(self) -> bool:
-        """True unless the student gets two new vocabularies: the teacher's are not known yet."""
+        """True unless the student gets two new vocabularies; the teacher's are not known yet."""
         return self.options.vocabulary != "own" or super().expects_one_vocabulary
 
     @cached_property
@@ -148,11 +148,11 @@ class DistillationRun(TrainingRun):
         return source, target
 
     def identity(self, corpus: Corpus) -> dict[str, Any]:
-        """Also the teacher, which a resumed run learns from too."""
+        """As in `BaseRun`, with the teacher: a resumed run must learn from the same one."""
         return {**super().identity(corpus), "teacher": self.teacher.fingerprint}
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
-        """The student before training; it begins targets as its tokenizer does."""
+        """The student before training; its tokenizer decides the decoder's start token."""
         student = self._build_student(tokenizers)
         warn_unless_smaller(
             student,
@@ -183,7 +183,7 @@ class DistillationRun(TrainingRun):
     # ---------------------------------------------------------------------------------- the teacher's outputs
 
     def revise(self, corpus: Corpus, tokenizers: Tokenizers) -> None:
-        """Give the rows of training the teacher's targets, if asked for."""
+        """Keep the test rows for the report; give the training rows the teacher's targets if asked for."""
         check_encodes(tokenizers[0], "source", self.config.data.max_source_length)
         check_encodes(tokenizers[1], "target", self.config.data.max_target_length)
         self.test_split = "test" if "test" in corpus.splits else "validation"
@@ -298,8 +298,8 @@ class DistillationRun(TrainingRun):
 class BaselineRun(TrainingRun):
     """A training of the same student on the references, without a teacher, for comparison.
 
-    It begins with the weights of the student's folder or, where the student's own are the teacher's, with new
-    ones.
+    It starts from the same folder as the student or, with `student=random` or `student=teacher`, from new
+    weights.
     """
 
     def __init__(self, config: DistillationConfig):
@@ -313,11 +313,11 @@ class BaselineRun(TrainingRun):
         return True
 
     def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
-        """Those of the student."""
+        """The student's tokenizers."""
         return load_tokenizers(self.student)
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
-        """The student before training: that of its folder, or one of its shape with new weights."""
+        """The student before training: from its folder, or with new weights in its shape."""
         if self.begins_with in (RANDOM, FROM_TEACHER):
             return new_model(self.config, AutoModelForSeq2SeqLM, AutoConfig.from_pretrained(self.student))
         model = load_checkpoint(self.begins_with, self.config.training.device, torch.float32)[0]
@@ -350,14 +350,14 @@ def _check_teachers_fields(model: ModelArguments, teacher: PreTrainedConfig) -> 
 
 
 def _tell_kept_fields(model: ModelArguments, student: PreTrainedConfig, folder: str) -> None:
-    """Print the given fields that differ from those of a student's folder, which has its own."""
+    """Print the given fields that are ignored because a student from a folder keeps its own."""
     if own := _differing_fields(model, student):
         kept = ", ".join(f"{name}={value} (not {getattr(model, name)})" for name, value in own.items())
         _say(f"student={folder} keeps its own fields: {kept}")
 
 
 def _differing_fields(model: ModelArguments, shape: PreTrainedConfig) -> dict[str, Any]:
-    """Return the values of a shape, None where it has none, in whose place others are given."""
+    """Return the fields of a shape that differ from given ones: the shape's values, None if it lacks one."""
     found = {field: getattr(shape, field.name, None) for field in fields(ModelArguments)}
     return {
         field.name: value
@@ -381,7 +381,9 @@ def retention_metric(config: DistillationConfig) -> str:
     task, metric = config.data.task, config.distillation.retention_metric
     known = list(METRICS_OF_TASK[task])
     if metric not in (None, *known):
-        raise UserError(f"retention_metric={metric} is none of task={task}; choose one of {', '.join(known)}")
+        raise UserError(
+            f"retention_metric={metric} is not a metric of task={task}; choose one of {', '.join(known)}"
+        )
     return metric or known[0]
 
 

@@ -1,4 +1,4 @@
-"""The arguments of a distillation of one stack: a language model, or the model of a task."""
+"""Arguments for distilling a model of one stack (encoder or decoder): a language model, or one for a task."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,8 +49,8 @@ class StackDistillationArguments(DistillationObjectives):
     )
     student: str = option(
         FROM_TEACHER,
-        "How the student starts: teacher, with student_layers of its layers; random, with new weights in "
-        "that shape; or from a folder.",
+        "Initial student: teacher, student_layers of the teacher's layers; random, new weights in that "
+        "shape; or a folder.",
     )
     student_layers: str | None = option(
         None,
@@ -60,7 +60,7 @@ class StackDistillationArguments(DistillationObjectives):
 
     @property
     def uses_texts(self) -> bool:
-        """Whether the student is trained on texts of the teacher."""
+        """True if the student is trained on texts that the teacher writes."""
         return False
 
     def __post_init__(self) -> None:
@@ -81,23 +81,23 @@ class StackDistillationArguments(DistillationObjectives):
 
 @dataclass
 class MaskedDistillationArguments(StackDistillationArguments):
-    """As `StackDistillationArguments`, of a masked language model."""
+    """As `StackDistillationArguments`, for a masked language model."""
 
     soft_target_tokens: Literal["all", "masked"] = option(
         "all",
-        "Compare the distributions of all tokens, as DistilBERT does, or of the masked ones alone, which is "
+        "Compare the distributions of all tokens, as DistilBERT does, or only of masked tokens, which is "
         "faster.",
     )
 
     def unused(self) -> dict[str, str]:
-        """Return the fields that have no effect beside the values of others, and why."""
+        """Return the fields that have no effect with the given values, and why."""
         tokens = {} if self.uses_distributions else {"soft_target_tokens": "soft_target_weight=0"}
         return super().unused() | tokens
 
 
 @dataclass
 class CausalDistillationArguments(StackDistillationArguments):
-    """As `StackDistillationArguments`, of a causal language model, which can learn texts of its teacher.
+    """As `StackDistillationArguments`, for a causal language model, which can learn from its teacher's texts.
 
     Raises:
         UserError: the fields contradict each other.
@@ -105,17 +105,17 @@ class CausalDistillationArguments(StackDistillationArguments):
 
     targets: Literal["references", "teacher", "both"] = option(
         "references",
-        "Texts to train on: those of the corpus, their beginnings as the teacher continues them "
+        "Texts to train on: those of the corpus, their beginnings with the teacher's continuations "
         "(sequence-level distillation, arXiv:1606.07947), or both.",
     )
     prompt_tokens: int = option(
         16,
-        "First tokens of each text, which the teacher continues up to the length of the text.",
+        "Number of first tokens of each text that the teacher continues, up to the length of the text.",
         at_least=0,
     )
     generation_temperature: float = option(
         1.0,
-        "Temperature at which the teacher's tokens are drawn; 1 is its own distribution, 0 greedy search.",
+        "Sampling temperature of the teacher; 1 keeps its own distribution, 0 is greedy search.",
         at_least=0,
     )
     generation_top_p: float = option(
@@ -130,11 +130,11 @@ class CausalDistillationArguments(StackDistillationArguments):
 
     @property
     def uses_texts(self) -> bool:
-        """Whether the student is trained on texts of the teacher."""
+        """True if the student is trained on texts that the teacher writes."""
         return self.targets != "references"
 
     def unused(self) -> dict[str, str]:
-        """Return the fields that have no effect beside the values of others, and why."""
+        """Return the fields that have no effect with the given values, and why."""
         found = super().unused()
         if not self.uses_texts:
             of_texts = ("prompt_tokens", "generation_temperature", "generation_top_p", "teacher_cache")
@@ -154,7 +154,7 @@ class CausalDistillationArguments(StackDistillationArguments):
 
 @dataclass
 class TaskDistillationArguments(StackDistillationArguments):
-    """As `StackDistillationArguments`, of a model that predicts labels."""
+    """As `StackDistillationArguments`, for a model that predicts labels."""
 
     unlabelled_file: list[str] = option(
         [], "Texts without labels, in the formats of train_file; the teacher's soft labels are their targets."
@@ -163,14 +163,14 @@ class TaskDistillationArguments(StackDistillationArguments):
 
 @dataclass
 class StudentModelArguments(Section):
-    """The kernel of the student; its shape is the teacher's or that of its folder."""
+    """The student's attention kernel; its shape comes from the teacher or from its folder."""
 
     attn_implementation: str | None = redefault(FamilyArguments, "attn_implementation", None)
 
 
 @dataclass
 class StudentClassifierArguments(StudentModelArguments):
-    """As `StudentModelArguments`, of a model that classifies texts."""
+    """As `StudentModelArguments`, for a model that classifies texts."""
 
     classifier_pooling: Literal["cls", "mean"] | None = redefault(
         PretrainedModelArguments, "classifier_pooling", None
@@ -178,7 +178,7 @@ class StudentClassifierArguments(StudentModelArguments):
 
 
 @dataclass
-class StackTrainingArguments(FinetuningDefaults, BaseTrainingArguments):  # type: ignore[misc]  # a rate is needed
+class StackTrainingArguments(FinetuningDefaults, BaseTrainingArguments):  # type: ignore[misc]  # learning_rate is not optional here
     """As `BaseTrainingArguments`, with the usual defaults of fine-tuning."""
 
 
@@ -187,7 +187,7 @@ PURPOSE = "Train a small {} to imitate a large one, and report its quality."
 
 @dataclass
 class MaskedDistillationConfig(PretrainingConfig):
-    """The resolved arguments of one distillation of a masked language model, as DistilBERT's."""
+    """The resolved arguments of one distillation of a masked language model, as in DistilBERT."""
 
     model: StudentModelArguments
     data: TextArguments
@@ -202,7 +202,7 @@ class MaskedDistillationConfig(PretrainingConfig):
 
     @classmethod
     def variant(cls, given: Mapping[str, Any]) -> type[BaseConfig]:
-        """This one."""
+        """Return this class."""
         return cls
 
 
@@ -230,9 +230,11 @@ class TaskDistillationConfig(LabelsConfig):
     purpose: ClassVar[str] = PURPOSE.format("classifier, tagger or regressor")
 
     def unused(self) -> dict[str, str]:
-        """Return the fields that have no effect beside the values of others, and why."""
+        """Return the fields that have no effect with the given values, and why."""
         of_distributions = ("divergence", "temperature") if self.data.task == "regression" else ()
-        return super().unused() | dict.fromkeys(of_distributions, "task=regression, of squared errors")
+        return super().unused() | dict.fromkeys(
+            of_distributions, "task=regression, whose loss is the squared error"
+        )
 
 
 OF_OBJECTIVE: dict[str, type[BaseConfig]] = {

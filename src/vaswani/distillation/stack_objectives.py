@@ -1,4 +1,4 @@
-"""What students of one stack learn: masked and causal language models, and models that predict labels.
+"""Losses of students of one stack: masked and causal language models, and models that predict labels.
 
 B rows of a batch · S its longest row · N tokens or rows that count · V vocabulary · L labels
 """
@@ -36,14 +36,15 @@ def mean_log_probs(logits: Sequence[torch.Tensor], temperature: float) -> torch.
 
 
 class StackObjective(Objective, ABC):
-    """Losses that compare a student of one stack with its teachers, averaged by their probabilities.
+    """Losses that compare a student of one stack with its teachers, whose probabilities are averaged.
 
     The teachers run once per batch, in evaluation mode, without gradients, in their own dtypes. Losses are
     divided by the tokens or rows of the whole accumulated, distributed batch.
 
     Args:
-        trainer: of the student.
-        teachers: models of the student's kind, with its tokens or labels; the first has the states to learn.
+        trainer: the trainer of the student.
+        teachers: models for the student's task, with its tokens or labels. The student learns the hidden
+            states of the first.
         objectives: the losses and their weights.
     """
 
@@ -55,22 +56,22 @@ class StackObjective(Objective, ABC):
         device = trainer.args.device
         self.teachers = [teacher.eval().requires_grad_(False).to(device) for teacher in teachers]
         self.mixture = LossMixture(trainer, self.teachers[0], objectives)
-        self._inputs: dict[str, Any] = {}  # of the current batch
-        self._counts: dict[str, torch.Tensor] = {}  # of the whole accumulated, distributed batch
+        self._inputs: dict[str, Any] = {}  # inputs of the current batch
+        self._counts: dict[str, torch.Tensor] = {}  # counts of the whole accumulated, distributed batch
 
     def training(self) -> AbstractContextManager[None]:
-        """Student and teacher are recorded, if a loss needs their states."""
+        """Record student and teacher if a loss needs their states."""
         return self.mixture.training()
 
     def counts(self, batches: list[dict[str, Any]]) -> None:
-        """Count tokens and rows."""
+        """Count the tokens and rows of an update."""
         tokens = torch.stack([self.real_tokens(batch).sum() for batch in batches]).sum()
         rows = torch.tensor(sum(len(batch["input_ids"]) for batch in batches))
         counts = {"tokens": tokens, "rows": rows}
         self._counts = {name: self.trainer.count_everywhere(count) for name, count in counts.items()}
 
     def of_batch(self, inputs: dict[str, Any]) -> AbstractContextManager[None]:
-        """The student computes only the logits that the losses need."""
+        """Let the student compute only the logits that the losses need."""
         self._inputs = dict(inputs)
         return self.logits_that_count(inputs, self.trainer.model)
 
@@ -88,7 +89,7 @@ class StackObjective(Objective, ABC):
 
     @torch.no_grad()
     def _ask_teachers(self, inputs: dict[str, Any]) -> list[torch.Tensor]:
-        """The logits of each teacher; none if no loss needs a teacher."""
+        """Return the logits of each teacher; empty if no loss needs a teacher."""
         if not (self.objectives.uses_distributions or self.objectives.uses_states):
             return []
         device = self.trainer.args.device
@@ -103,13 +104,13 @@ class StackObjective(Objective, ABC):
         return {stack: (tokens, visible.tril() if stack == "decoder" else visible, self._counts["tokens"])}
 
     def real_tokens(self, inputs: dict[str, Any]) -> torch.Tensor:
-        """The tokens of a batch that are no padding: bool [B, S]."""
+        """Mask of the tokens of a batch that are not padding: bool [B, S]."""
         if (mask := inputs.get("attention_mask")) is not None:
             return mask.bool()
         return inputs["input_ids"] != self.trainer.model.config.pad_token_id
 
     def non_finite_cause(self, batches: list[dict[str, Any]]) -> str | None:
-        """A message about the teacher if its outputs, computed again, are not finite."""
+        """Return a message if the teacher's outputs, computed again, are not finite; otherwise None."""
         if all(logits.isfinite().all() for batch in batches for logits in self._ask_teachers(batch)):
             return None
         return "The teacher's outputs are not finite there: give another, or set teacher_dtype=float32"
@@ -122,11 +123,11 @@ class StackObjective(Objective, ABC):
 
     @abstractmethod
     def label_loss(self, logits: torch.Tensor, labels: torch.Tensor, num_items: Count) -> torch.Tensor:
-        """The loss of the training without a teacher."""
+        """The loss of training without a teacher."""
 
     @abstractmethod
     def divisor(self, labels: torch.Tensor, num_items: Count) -> Any:
-        """What the divergences of the update are divided by."""
+        """The divisor of the summed divergences of an update."""
 
     def soft_target_loss(
         self, logits: torch.Tensor, taught: list[torch.Tensor], labels: torch.Tensor, num_items: Count
@@ -143,12 +144,12 @@ class StackObjective(Objective, ABC):
 
 
 class LanguageModelObjective(StackObjective):
-    """Teaches a masked or causal language model; DistilBERT (Sanh et al., 2019) is the first.
+    """The losses of a masked language model, as in DistilBERT (Sanh et al., 2019), or of a causal one.
 
     Args:
         args: as for `StackObjective`.
-        all_tokens: compare the distributions of all tokens of a masked model, as DistilBERT does, and not of
-            the masked ones alone.
+        all_tokens: compare the distributions of all tokens of a masked model, as DistilBERT does, instead of
+            only the masked tokens.
 
     Raises:
         UserError: student and teacher predict different numbers of tokens.
@@ -175,31 +176,31 @@ class LanguageModelObjective(StackObjective):
         return self._targets(inputs["labels"]) != IGNORED_LABEL
 
     def logits_that_count(self, inputs: dict[str, Any], *models: Any) -> AbstractContextManager[None]:
-        """Logits are [N, V]."""
+        """Let models compute only the logits [N, V] of the tokens that count."""
         return logits_of(self._kept(inputs), *models)
 
     def label_loss(self, logits: torch.Tensor, labels: torch.Tensor, num_items: Count) -> torch.Tensor:
-        """Cross-entropy with the masked tokens, or with the next ones."""
+        """Cross-entropy with the masked tokens, or with the next tokens."""
         return token_loss_function(logits, self._targets(labels)[self._kept(self._inputs)], num_items)
 
     def divisor(self, labels: torch.Tensor, num_items: Count) -> Any:
-        """The tokens whose distributions are compared."""
+        """The number of tokens whose distributions are compared."""
         return self._counts["tokens"] if self.all_tokens else num_items
 
 
 class TaskObjective(StackObjective):
-    """Teaches a model of a task. Rows without a label, −100, have soft targets alone."""
+    """The losses of a model that predicts labels. Rows without a label (−100) have only soft targets."""
 
     trainer: FinetuningTrainer
 
     def divisor(self, labels: torch.Tensor, num_items: Count) -> Any:
-        """All rows count, those without a label too; of tags, the labelled words."""
+        """The rows, unlabelled ones included, times the labels of each; for tagging, the labelled words."""
         if isinstance(self.trainer.task, Tagging):
             return num_items
         return self._counts["rows"] * (labels.shape[1] if labels.ndim > 1 else 1)
 
     def label_loss(self, logits: torch.Tensor, labels: torch.Tensor, num_items: Count) -> torch.Tensor:
-        """The task's loss of the rows that have a label."""
+        """The task's loss on the rows that have a label."""
         has_label = (labels != IGNORED_LABEL).reshape(len(labels), -1).any(1)
         if not has_label.any():
             return logits.sum() * 0.0
@@ -210,12 +211,12 @@ class TaskObjective(StackObjective):
     def soft_target_loss(
         self, logits: torch.Tensor, taught: list[torch.Tensor], labels: torch.Tensor, num_items: Count
     ) -> torch.Tensor:
-        """T² · divergence per row, word or label; the squared error of numbers."""
+        """T² · divergence per row, word or label; for regression, the squared error."""
         task, each = self.trainer.task, [logits, *taught]
         if isinstance(task, Regression):
             target = torch.stack([one.float() for one in taught]).mean(0)
             return F.mse_loss(logits.float(), target, reduction="sum") / self.divisor(labels, num_items)
-        if isinstance(task, MultiLabel):  # each label is a choice of two
+        if isinstance(task, MultiLabel):  # each label is a binary choice
             each = [torch.stack([one, torch.zeros_like(one)], -1).flatten(0, 1) for one in each]
         if isinstance(task, Tagging):
             each = [one[labels != IGNORED_LABEL] for one in each]

@@ -1,4 +1,4 @@
-"""Compare a student of one stack with its teachers: size, scores, retention and speed; report it."""
+"""Compare a student of one stack with its teachers and report the size, scores, retention and speed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Candidate:
     name: str  # in the report
     role: str  # "teacher", "student" or "baseline"
     model: PreTrainedModel
-    folder: Path | None = None  # of its weight files, for their size
+    folder: Path | None = None  # folder of the weight files, to report their size
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ class StackResult:
 
     name: str
     role: str
-    parameters: int  # shared ones count once
+    parameters: int  # shared parameters count once
     parameter_ratio: float
     weight_bytes: int | None
     scores: dict[str, Estimate]
-    retention: Estimate | None  # of the metric; None if the teacher scores 0
-    retentions: dict[str, Estimate | None]  # likewise, of each score of which more is better
-    gain: Estimate | None  # of a student over the baseline, in the metric's unit
-    seconds: list[float]  # of each timed round
+    retention: Estimate | None  # retention in the metric; None if the teacher scores 0
+    retentions: dict[str, Estimate | None]  # retention in each score for which higher is better
+    gain: Estimate | None  # students only: difference to the baseline, in the metric's unit
+    seconds: list[float]  # duration of each timed round
     rows_per_second: float
     speedup: float
 
@@ -85,15 +85,15 @@ def compare_stacks(
     names: Mapping[str, str],
     data: str,
 ) -> StackComparison:
-    """Score all models on the same rows and the same resamples of them, and time them in turns.
+    """Score all models on the same rows and the same resamples, and time them in turns.
 
     Args:
         candidates: teachers, the student and, if there is one, the baseline.
         evaluate: returns the scores of a model on rows.
         predict: runs a model on rows; this is timed, without the scores and their resamples.
-        rows: tokenized.
-        metric: of retention and gains.
-        names: of the scores, for the report.
+        rows: tokenized rows.
+        metric: the metric of retention and gains.
+        names: display names of the scores.
         data: the name of the data, for the report.
     """
     scores = [evaluate(one.model, rows) for one in candidates]

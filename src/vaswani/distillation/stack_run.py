@@ -1,7 +1,7 @@
-"""Distillations of one stack: of a masked or causal language model, or of a model that predicts labels.
+"""Distillation runs of models of one stack: masked and causal language models, and label predictors.
 
-Each is the training of its kind (`training/runs/pretraining.py`, `training/runs/finetuning.py`) with a
-student made of its teacher, an objective that asks the teacher, and a report.
+Each extends the training run of such a model (`training/runs/pretraining.py`, `training/runs/finetuning.py`):
+the student is built from its teacher, its losses use the teacher's outputs, and a report compares both.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ TOKEN_TYPES = "token_type_ids"
 
 
 class StackDistillation(BaseRun):
-    """What distillations of one stack have in common."""
+    """Base class for distillation runs of encoder-only and decoder-only students."""
 
-    auto_class: Any  # of teachers and student
-    make_ready: Any = None  # makes the tokenizer of a decoder ready
-    teaches: bool = True  # False for the baseline, and to evaluate
+    auto_class: Any  # Auto class of teachers and student
+    make_ready: Any = None  # function that prepares the tokenizer of a decoder
+    teaches: bool = True  # False for the baseline and in evaluation
     comparison: StackComparison | None = None
 
     def __init__(self, config: Any):
@@ -87,7 +87,7 @@ class StackDistillation(BaseRun):
 
     @cached_property
     def pretrained(self) -> Pretrained:
-        """What the student's shape and tokenizer come from: its folder, or the first teacher."""
+        """The source of the student's shape and tokenizer: its folder, or the first teacher."""
         if self.options.student in (RANDOM, FROM_TEACHER):
             return self.opened_teachers[0]
         return open_pretrained(self.options.student, self.auto_class, self.make_ready)
@@ -100,13 +100,13 @@ class StackDistillation(BaseRun):
         return max(1, self.opened_teachers[0].config.num_hidden_layers // 2)
 
     def identity(self, corpus: Corpus) -> dict[str, Any]:
-        """Also the teachers, which a resumed run learns from too."""
+        """As in `BaseRun`, with the teachers: a resumed run must learn from the same ones."""
         found = super().identity(corpus)
         return {**found, "teacher": self.fingerprints} if self.teaches else found
 
     @cached_property
     def fingerprints(self) -> list[str]:
-        """Those of the teachers."""
+        """The fingerprints of the teachers."""
         return [fingerprint_model(teacher) for teacher in self.teachers]
 
     def check(self) -> None:
@@ -143,9 +143,9 @@ class StackDistillation(BaseRun):
         ]
 
     def build_student(self, fields: dict[str, Any]) -> PreTrainedModel:
-        """The student before training, in float32; with these fields of its configuration.
+        """Build the student in float32, with these fields of its configuration.
 
-        The baseline begins with the same weights, unless they are the teacher's: then with new ones.
+        The baseline starts from the same weights, except with `student=teacher`: then from new ones.
         """
         seed_everything(self.config)
         if self.options.student not in (RANDOM, FROM_TEACHER):
@@ -164,7 +164,7 @@ class StackDistillation(BaseRun):
         return model
 
     def build_trainer(self, splits: dict[str, Any], tokenizers: Tokenizers, model: PreTrainedModel) -> Any:
-        """A trainer that asks the teachers; without them for the baseline, and to evaluate."""
+        """A trainer with the losses of distillation; without them for the baseline and in evaluation."""
         trainer = super().build_trainer(splits, tokenizers, model)  # type: ignore[safe-super]
         if self.teaches:
             trainer.pursue(self.objective(trainer))
@@ -210,7 +210,7 @@ class StackDistillation(BaseRun):
         ]
 
     def _predict(self, model: PreTrainedModel, rows: Dataset) -> Any:
-        """Run a model on tokenized rows; return the trainer that has done it."""
+        """Run a model on tokenized rows; return the trainer that ran it."""
         if (trainer := self._evaluating.get(model)) is None:
             splits = {"train": rows, "validation": rows}
             trainer = self._plain_run().build_trainer(splits, self._tokenizers, model)
@@ -219,7 +219,7 @@ class StackDistillation(BaseRun):
         return trainer
 
     def _plain_run(self) -> StackDistillation:
-        """This run with trainers that ask no teacher, and push nothing."""
+        """Return a copy of this run whose trainers use no teacher and push nothing."""
         run = copy.copy(self)
         run.teaches, run.config = False, copy.copy(self.config)
         run.config.training = copy.copy(self.config.training)
@@ -241,7 +241,7 @@ class StackDistillation(BaseRun):
         """The losses of the student."""
         raise NotImplementedError
 
-    metric_of_report: str  # by which the student is compared with its teacher
+    metric_of_report: str  # the metric that compares the student with its teacher
     metric_names: Mapping[str, str]
 
     def scores_of(self, trainer: Any) -> dict[str, Score]:
@@ -263,7 +263,7 @@ class LanguageModelRun(StackDistillation, PretrainingRun):
         return self.build_student({})
 
     def objective(self, trainer: Any) -> LanguageModelObjective:
-        """The losses of tokens."""
+        """The losses on tokens."""
         all_tokens = getattr(self.options, "soft_target_tokens", "masked") == "all"
         return LanguageModelObjective(trainer, self.teachers, self.options, all_tokens=all_tokens)
 
@@ -273,7 +273,7 @@ class LanguageModelRun(StackDistillation, PretrainingRun):
 
 
 class MaskedLMDistillation(LanguageModelRun, MaskedLMRun):
-    """A distillation of a masked language model: DistilBERT's."""
+    """A distillation of a masked language model, as in DistilBERT."""
 
     config: MaskedDistillationConfig
 
@@ -315,11 +315,11 @@ class CausalLMDistillation(LanguageModelRun, CausalLMRun):
 
     @property
     def _most_tokens(self) -> int:
-        """Of a text that fits into one sequence."""
+        """The most tokens of a text in one sequence, without the two special tokens around it."""
         return self.config.data.max_length - 2
 
     def revise(self, corpus: Corpus, tokenizers: Tokenizers) -> None:
-        """Let the teacher continue the texts of training, if asked for; its texts are cached."""
+        """Let the teacher continue the training texts, if asked for; its texts are cached."""
         options, training, rows = self.options, self.config.training, corpus.splits["train"]
         if not (self.teaches and options.uses_texts):
             return
@@ -358,22 +358,22 @@ class TaskRun(StackDistillation, FinetuningRun):
 
     @property
     def auto_class(self) -> Any:
-        """Of the task."""
+        """The Auto class of the task."""
         return TASKS[self.config.data.task].auto_class
 
     @property
     def make_ready(self) -> Any:
-        """Ends each text that a decoder classifies."""
+        """The function that makes a decoder's tokenizer end each text to classify; None for tagging."""
         return None if self.config.data.task == "tagging" else ready_to_classify
 
     @property
     def metric_of_report(self) -> str:  # type: ignore[override]
-        """The first of the task."""
+        """The first metric of the task."""
         return next(iter(self.task.metric.names))
 
     @property
     def metric_names(self) -> Mapping[str, str]:  # type: ignore[override]
-        """Those of the task."""
+        """The display names of the task's metrics."""
         return self.task.metric.names
 
     def check(self) -> None:
@@ -392,7 +392,7 @@ class TaskRun(StackDistillation, FinetuningRun):
             self._check_token_types()
 
     def _check_token_types(self) -> None:
-        """Raise `UserError` for a teacher of pairs that misses what tells their texts apart."""
+        """Raise `UserError` if a teacher needs token types that the student's tokenizer does not give."""
         if TOKEN_TYPES in self.pretrained.tokenizer.model_input_names:
             return
         for name, teacher in zip(self.options.teacher, self.opened_teachers, strict=True):
@@ -412,15 +412,15 @@ class TaskRun(StackDistillation, FinetuningRun):
         return load_corpus(spec, ["train"])
 
     def identity(self, corpus: Corpus) -> dict[str, Any]:
-        """Also the texts without labels."""
+        """As in the base class, with the unlabelled texts."""
         found = super().identity(corpus)
         return {**found, "unlabelled": self.unlabelled.identity()} if self.unlabelled else found
 
     def check_given_weights(self) -> None:
-        """Nothing: a student begins with its own weights or the teacher's, and trains them all."""
+        """Check nothing: a student starts from its own weights or the teacher's, and trains them all."""
 
     def load(self) -> Corpus:
-        """The labelled texts; the teachers must know these labels, by the same numbers."""
+        """Load the labelled texts; raise `UserError` unless the teachers have the same labels and numbers."""
         corpus = super().load()
         for name, teacher in zip(self.options.teacher, self.opened_teachers, strict=True):
             known = names_of(teacher.config)
@@ -437,7 +437,7 @@ class TaskRun(StackDistillation, FinetuningRun):
         return corpus
 
     def tokenize(self, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, Dataset]:
-        """Rows as token ids; those of training with the unlabelled texts."""
+        """Rows as token ids; the training rows include the unlabelled texts."""
         splits = super().tokenize(corpus, tokenizers)
         if self.unlabelled:
             labelled, texts = splits["train"], self.unlabelled.split("train")
@@ -445,7 +445,7 @@ class TaskRun(StackDistillation, FinetuningRun):
         return splits
 
     def _unlabelled(self, texts: Dataset, labelled: Dataset, tokenizers: Tokenizers) -> Dataset:
-        """Texts without labels, as rows of the labelled ones."""
+        """The unlabelled texts as rows with the columns of the labelled ones."""
         data = self.config.data
         PartialState().print(f"unlabelled: {len(texts):,} texts", flush=True)
         several = isinstance(self.task, MultiLabel)
@@ -460,7 +460,7 @@ class TaskRun(StackDistillation, FinetuningRun):
         return self.build_student(self.head_fields())
 
     def objective(self, trainer: Any) -> TaskObjective:
-        """The losses of rows or words."""
+        """The losses on rows or words."""
         return TaskObjective(trainer, self.teachers, self.options)
 
     def scores_of(self, trainer: Any) -> dict[str, Score]:
@@ -471,7 +471,7 @@ class TaskRun(StackDistillation, FinetuningRun):
 
 
 def distill_stack(config: Any) -> StackComparison | None:
-    """Train a student of one stack in `output_dir`, and report (see `distill`)."""
+    """Train a student of one stack in `output_dir`, and write its report (see `distill`)."""
     kinds: dict[type, Any] = {
         MaskedDistillationConfig: MaskedLMDistillation,
         CausalDistillationConfig: CausalLMDistillation,

@@ -32,7 +32,7 @@ from vaswani.inference.translate.ensembling import Ensemble
 
 logger = logging.getLogger(__name__)
 
-# Settings of the teacher's training by which a model is evaluated.
+# Settings of the teacher's training that an evaluation of the student needs.
 _OF_TASK = (
     *("task", "objective", "documents", "source_field", "target_field", "text_field", "text_pair_field"),
     *("label_field", "label_separator", "context_field", "question_field", "answers_field"),
@@ -61,14 +61,14 @@ def student_from_teacher(
     """Return a model of the teacher's class with some of its layers and all its other weights.
 
     The student is in evaluation mode. Its weights are copies on the teacher's device, with the same dtypes
-    and ties. What depends on a layer's position, such as the random blocks of sparse attention, follows the
-    position in the student.
+    and ties. Properties that depend on a layer's position, such as the random blocks of sparse attention,
+    follow the position in the student.
 
     Args:
         teacher: a model of transformers with the layers of each stack in one list.
         encoder_layers: their number, evenly spaced, or their indices in the student's order; None for all.
         decoder_layers: likewise. For a model of one stack, None for the other.
-        fields: of the configuration that differ from the teacher's, such as `dropout`.
+        fields: fields of the configuration that differ from the teacher's, such as `dropout`.
 
     Raises:
         UserError: no layers or more than the teacher has; an index that is repeated or out of range; a
@@ -171,7 +171,7 @@ def warn_unless_smaller(student: PreTrainedModel, teacher: PreTrainedModel, reme
 
 
 def _find_layers(teacher: PreTrainedModel, stack: str) -> tuple[str, int]:
-    """The name and the length of the list of a stack's layers."""
+    """The name and the length of the module list that holds a stack's layers."""
     found = stacks(teacher).get(stack)
     children = () if found is None else found.children()
     lists = [child for child in children if isinstance(child, nn.ModuleList)]
@@ -221,12 +221,12 @@ def _depth(config: PreTrainedConfig, stack: str) -> int:
 
 
 def _set_depth(config: PreTrainedConfig, stack: str, layers: list[int]) -> None:
-    """Change the configuration to that of a stack with these layers."""
+    """Change the configuration so that the stack has only these layers."""
     names, depth = _depth_fields(config, stack), _depth(config, stack)
     if hasattr(config, "attention_types"):
         raise UserError(
-            f"a {config.model_type!r} model tells its layers apart by attention_types, of which no part can "
-            f"be taken; leave out {stack}_layers"
+            f"a {config.model_type!r} model sets the attention of its layers with attention_types, which "
+            f"cannot be reduced to some layers; leave out {stack}_layers"
         )
     for name, value in config.to_dict().items():
         is_of_layers = name in _OF_LAYERS[stack] if config.is_encoder_decoder else _may_be_of_layers(name)
@@ -238,7 +238,7 @@ def _set_depth(config: PreTrainedConfig, stack: str, layers: list[int]) -> None:
 
 
 def _may_be_of_layers(name: str) -> bool:
-    """Whether a list in a configuration can have a value for each layer, such as `layer_types`."""
+    """Return True if a list in a configuration can have a value for each layer, such as `layer_types`."""
     return name != "architectures" and "token" not in name
 
 

@@ -64,7 +64,7 @@ def load_teacher(config: DistillationConfig) -> Teacher:
 
 
 def _begun(teacher: Teacher) -> Teacher:
-    """Let a teacher begin targets as it does in translation, and as its student does."""
+    """Give a teacher the start token and padding with which it translates, and its student learns."""
     begin_as_tokenizer(teacher.model, teacher.target_tokenizer)
     fill_in_special_tokens(teacher.model, teacher.source_tokenizer)
     return teacher
@@ -107,14 +107,14 @@ def _is_config_file(name: str) -> bool:
 
 
 def _trained(name: str, config: DistillationConfig) -> Path:
-    """The folder of a configuration file's model, which is first trained on this run's corpus if missing."""
+    """The folder of a configuration file's model; a missing model is first trained on this run's corpus."""
     teacher = load_config(name)
-    if (teacher.output_dir / SAFE_WEIGHTS_NAME).is_file():  # of a finished training
+    if (teacher.output_dir / SAFE_WEIGHTS_NAME).is_file():  # training has finished
         _warn_of_differences(name, teacher)
         return teacher.output_dir
     corpus = {field.name: getattr(config.data, field.name) for field in fields(CorpusSpec)}
     teacher.data = replace(teacher.data, **corpus)
-    if (teacher.output_dir / SETTINGS_FILE).is_file():  # of a training that was interrupted
+    if (teacher.output_dir / SETTINGS_FILE).is_file():  # training was interrupted
         teacher.training.resume_from_checkpoint = "true"
     print(f"training the teacher of {name} in {teacher.output_dir}", flush=True)
     train(teacher)
@@ -127,7 +127,7 @@ def _warn_of_differences(name: str, teacher: RunConfig) -> None:
         teacher.default_settings() | settings
         for settings in (read_settings(teacher.output_dir), teacher.to_dict())
     )
-    # The corpus is that of the distillation; a None is resolved when the training begins.
+    # The corpus is the distillation's, and a None is resolved when training begins.
     ignored = {*MAY_CHANGE, *(field.name for field in fields(CorpusSpec))} - {"max_steps", "num_train_epochs"}
     changed = [
         f"{setting}={before[setting]}"

@@ -52,7 +52,7 @@ def store_logits(
 ) -> None:
     """Compute and store the distributions of the rows of the missing shards.
 
-    No batch crosses shards, so that batches do not depend on where a run resumes.
+    Batches do not cross shards, so they do not depend on where a run resumes.
 
     Args:
         cache: of `len(dataset)` rows. Its identity should include the teacher, the columns `input_ids` and
@@ -93,7 +93,7 @@ def _compress(logits: torch.Tensor, top_k: int, temperature: float) -> Positions
     vocab_size = logits.shape[-1]
     if top_k > vocab_size:
         raise UserError(
-            f"teacher_top_k={top_k} is more than the teacher's {vocab_size} tokens; give at most those"
+            f"teacher_top_k={top_k} is more than the teacher's {vocab_size} tokens; give at most that many"
         )
     relative = logits.float() / temperature
     relative -= relative.max(dim=-1, keepdim=True).values
@@ -122,7 +122,7 @@ def _to_bytes(rows: Sequence[Positions]) -> bytes:
 
 @dataclass(frozen=True)
 class _Shard:
-    """The places of the rows' positions in the file of a shard."""
+    """The index of a shard's file: where the positions of each row are."""
 
     path: Path
     starts: Integers  # [rows + 1], in positions

@@ -20,18 +20,18 @@ from vaswani.inference.translate.translation import Translation, Translator
 class TeacherTarget(NamedTuple):
     """The teacher's translation of one source."""
 
-    text: str  # empty for an empty source, and where there is a problem
+    text: str  # empty for an empty source, or if there is a problem
     complete: bool  # False if the translation was cut off at the length limit
     problem: str | None  # why the source could not be translated
 
     @property
     def is_usable(self) -> bool:
-        """Whether a student should learn from it."""
+        """True if a student should learn from this translation: it is complete and not empty."""
         return self.complete and bool(self.text.strip())
 
 
 def search_identity(translator: Translator) -> dict[str, Any]:
-    """All that a translation depends on besides the teacher's weights and the source.
+    """Return everything that a translation depends on besides the teacher's weights and the source.
 
     `max_tokens_per_batch` is left out: a translation does not depend on its batch (see `Translator`), so a
     run that was out of memory can be resumed with smaller batches.
@@ -97,12 +97,12 @@ class TaughtRows(NamedTuple):
 def with_teacher_targets(
     rows: Dataset, targets: Sequence[TeacherTarget], keep_references: bool
 ) -> TaughtRows:
-    """Replace the targets of rows by the teacher's translations; keep the reference where one is unusable.
+    """Replace the targets of rows by the teacher's translations; keep the reference if one is unusable.
 
     Args:
         rows: text columns `source` and `target`; others are dropped.
         targets: the teacher's translations of all rows.
-        keep_references: also keep all rows with their references, before the others.
+        keep_references: also keep all rows with their references, placed before the others.
 
     Returns:
         Text columns `source` and `target` of as many rows, or twice as many.

@@ -2,10 +2,10 @@
 
 The teacher continues the beginning of each text of the corpus. Tokens drawn from its distribution
 (temperature 1) give an unbiased estimate of the loss of Kim & Rush (2016, arXiv:1606.07947, section 3.2), a
-sum over all sequences; greedy search approximates the mode, as their beam search does. The baseline SeqKD of
-MiniLLM (Gu et al., 2024, arXiv:2306.08543) does so with language models.
+sum over all sequences; greedy search approximates the mode, as their beam search does. MiniLLM (Gu et al.,
+2024, arXiv:2306.08543) applies this to language models as its baseline SeqKD.
 
-A continuation ends where the teacher ends it, or else where the text of the corpus ends.
+A continuation ends at the teacher's end token, or at the length of the text of the corpus.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Writing:
     """How a teacher continues texts.
 
     Args:
-        prompt_tokens: of each text, which the teacher continues.
-        most_tokens: of a text with its continuation, which is no longer than the text was.
-        temperature: of the draws; 0 for greedy search.
+        prompt_tokens: number of first tokens of each text that the teacher continues.
+        most_tokens: most tokens of a prompt with its continuation, which is also no longer than the text was.
+        temperature: sampling temperature; 0 for greedy search.
         top_p: draw from the likeliest tokens that together have this probability.
-        seed: of the draws.
+        seed: seed of the draws.
     """
 
     prompt_tokens: int
@@ -48,7 +48,7 @@ class Writing:
         return Sampling(self.temperature, self.top_p) if self.temperature else None
 
     def identity(self, author: LanguageModel) -> dict[str, Any]:
-        """All that a continuation depends on besides the teacher's weights and the text."""
+        """Return everything that a continuation depends on besides the teacher's weights and the text."""
         tokenizer = author.tokenizer
         draws = {"top_p": self.top_p, "seed": self.seed} if self.temperature else {}
         return {
@@ -69,14 +69,14 @@ def continue_texts(
     writing: Writing,
     progress: Callable[[int], object] | None = None,
 ) -> list[str | None]:
-    """Return the beginning of each text with the teacher's continuation; None if nothing is left to continue.
+    """Return the beginning of each text with the teacher's continuation; None for a text of the prompt alone.
 
     Args:
         author: the teacher.
-        texts: of the corpus.
-        numbers: of the texts in the corpus; each has draws of its own, whatever texts are beside it.
+        texts: texts of the corpus.
+        numbers: the index of each text in the corpus, which seeds its draws: they do not depend on the batch.
         writing: how the teacher continues them.
-        progress: is called after each batch with its number of texts.
+        progress: called after each batch with its number of texts.
 
     Raises:
         RunError: a batch does not fit into the device's memory, or the scores are not finite.
@@ -113,7 +113,7 @@ def store_texts(
         author: the teacher.
         texts: a list of texts, or a column of a data set.
         writing: how the teacher continues them.
-        progress: is called after each batch with its number of texts.
+        progress: called after each batch with its number of texts.
 
     Raises:
         RunError: a batch does not fit into the device's memory, or a shard cannot be written.
@@ -125,7 +125,7 @@ def store_texts(
 
 
 def read_texts(cache: OutputCache) -> list[str | None]:
-    """The teacher's texts of all rows, in their order; None where there is none.
+    """The teacher's texts for all rows, in order; None for texts that it did not continue.
 
     Raises:
         UserError: shards are missing or damaged.
@@ -134,12 +134,12 @@ def read_texts(cache: OutputCache) -> list[str | None]:
 
 
 def with_teacher_texts(rows: Dataset, texts: Sequence[str | None], keep_references: bool) -> TaughtRows:
-    """Replace texts by the teacher's; keep those that it has not continued.
+    """Replace texts by the teacher's; keep the texts that it did not continue.
 
     Args:
         rows: a column `text`; others are dropped.
-        texts: of the teacher, for all rows.
-        keep_references: keep all texts, before the teacher's.
+        texts: the teacher's texts for all rows.
+        keep_references: also keep all original texts, placed before the teacher's.
     """
     references = list(rows["text"])
     if keep_references:

@@ -47,7 +47,7 @@ class DistillationTrainer(Trainer):
         kwargs: as for `Trainer`.
 
     Raises:
-        UserError: student and teacher do not fit together, or an objective needs a teacher and none is given.
+        UserError: student and teacher are incompatible, or an objective needs a teacher and none is given.
     """
 
     def __init__(
@@ -58,7 +58,9 @@ class DistillationTrainer(Trainer):
         **kwargs: Any,
     ):
         if kwargs.get("compute_loss_func") is not None:
-            raise UserError("compute_loss_func has no place in a distillation, whose losses objectives names")
+            raise UserError(
+                "compute_loss_func is not supported by a distillation, whose losses are set by objectives"
+            )
         super().__init__(**kwargs)
         check_no_consistency(self.args)
         self.objectives = objectives or DistillationObjectives()
@@ -83,7 +85,7 @@ class DistillationTrainer(Trainer):
             )
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As in `BaseTrainer`; meanwhile the student has maps to the teacher's width if a loss needs them."""
+        """As in `BaseTrainer`; while training, the student maps to the teacher's width if a loss needs it."""
         with self.mixture.training():
             return super().train(*args, **kwargs)
 
@@ -98,7 +100,7 @@ class DistillationTrainer(Trainer):
     ) -> Any:
         """The weighted sum of the losses; in evaluation, the loss of `Trainer`."""
         student_inputs = {name: value for name, value in inputs.items() if name not in DISTRIBUTION}
-        if "decoder_input_ids" not in inputs:  # a collator may leave them to the model, which gets no labels
+        if "decoder_input_ids" not in inputs:  # left to the model, which gets no labels here
             shift = base_model(self.model).prepare_decoder_input_ids_from_labels
             student_inputs["decoder_input_ids"] = shift(labels=inputs["labels"])
         kept = inputs["labels"] != IGNORED_LABEL
@@ -119,7 +121,7 @@ class DistillationTrainer(Trainer):
         return teacher_logits(self.teacher, inputs)
 
     def non_finite_cause(self, batches: list[dict[str, Any]]) -> str | None:
-        """A message about the teacher if its outputs, stored or computed again, are not finite."""
+        """Return a message if the teacher's outputs, stored or computed again, are not finite; else None."""
         kept = [batch[name] for batch in batches for name in DISTRIBUTION if name in batch]
         outputs = [logits for batch in batches if (logits := self._teacher_logits(batch)) is not None]
         if not any(output.isnan().any() or output.eq(torch.inf).any() for output in [*kept, *outputs]):
@@ -135,7 +137,7 @@ class DistillationTrainer(Trainer):
         kept: torch.Tensor,
         num_tokens: Count,
     ) -> TokenLoss | None:
-        """The losses of a batch that depend on the student's logits; None if there are none."""
+        """The weighted sum of a batch's losses on the student's logits; None if there are no such losses."""
         weights = self.objectives
         if not (weights.label_weight or weights.soft_target_weight):
             return None
@@ -183,7 +185,7 @@ class DistillationTrainer(Trainer):
     def _distillation_loss(
         self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Count = None
     ) -> torch.Tensor:
-        """The loss of the student's outputs; `Trainer` calls it."""
+        """The loss of the student's outputs: the `compute_loss_func` of `Trainer`."""
         parts = []
         if self._token_loss is not None:
             in_forward = self._student_takes_token_loss
@@ -211,7 +213,7 @@ class DistillationTrainer(Trainer):
 
 
 def check_no_consistency(args: TrainingArguments) -> None:
-    """Raise `UserError` for a `consistency_weight`, which the losses of a student leave no place for."""
+    """Raise `UserError` for a `consistency_weight`, which distillation does not support."""
     if args.consistency_weight:
         raise UserError(
             f"consistency_weight={args.consistency_weight:g} is not supported by a distillation; leave it "
@@ -223,13 +225,13 @@ def check_no_consistency(args: TrainingArguments) -> None:
 def teacher_logits(teacher: PreTrainedModel, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """A teacher's logits [B, T, V] for the labels of a batch [B, T], in its own dtype.
 
-    Padding that the teacher never writes is as improbable as its least probable token.
+    If the teacher never generates padding, padding gets the logit of its least probable token.
     """
     config, device = teacher.config, teacher.device
     prepare: Any = getattr(teacher, "prepare_decoder_input_ids_from_labels", None)
     if config.decoder_start_token_id is not None:
         start = shift_tokens_right(batch["labels"], config.pad_token_id, config.decoder_start_token_id)
-    elif prepare is not None:  # mBART begins with the language of the labels
+    elif prepare is not None:  # mBART's targets begin with their language
         start = prepare(batch["labels"])
     else:
         raise UserError(
@@ -246,7 +248,7 @@ def teacher_logits(teacher: PreTrainedModel, batch: dict[str, torch.Tensor]) -> 
     of_padding = logits[..., config.pad_token_id]  # a view, [B, T]
     if unwritten_padding(teacher) is not None:
         of_padding.fill_(-torch.inf)
-    if (is_hidden := of_padding.isneginf()).any():  # of an ensemble it may be so by itself
+    if (is_hidden := of_padding.isneginf()).any():  # an ensemble may have hidden it already
         least = logits.masked_fill(logits.isneginf(), torch.inf).amin(-1)
         of_padding.copy_(torch.where(is_hidden, least, of_padding))
     return logits
