@@ -91,7 +91,7 @@ class LossMixture:
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Record student and teacher, and add maps to the teacher's width to the student, if losses need it."""
+        """Record student and teacher, and give the student maps to the teacher's width, if losses need it."""
         trainer = self.trainer
         trainer.extra_modules = self._maps()
         for name, module in trainer.extra_modules.items():

@@ -1,4 +1,4 @@
-"""The arguments of a training, as dataclasses.
+"""Training arguments as dataclasses.
 
 Field names are the keys of a configuration file and the flags of `vaswani train`. The defaults are those of
 the base model of Vaswani et al. (2017), arXiv:1706.03762; section numbers refer to it.
@@ -43,8 +43,8 @@ from vaswani.training.launch.processes import (
 
 logger = logging.get_logger(__name__)
 
-JSON_FILES = ("accelerator_config", "deepspeed", "fsdp_config")  # fields that may name one
-LOWER_IS_BETTER = ("mse", "perplexity")  # metrics; the library knows it of losses only
+JSON_FILES = ("accelerator_config", "deepspeed", "fsdp_config")  # fields that may name a JSON file
+LOWER_IS_BETTER = ("mse", "perplexity")  # metrics; the library knows only losses
 REPORTING_PACKAGES = ("tensorboard", "trackio")
 
 
@@ -63,7 +63,7 @@ def _name(choice: Enum | str) -> str:
 
 @dataclass
 class FamilyArguments(Section):
-    """The fields of a model's configuration that all three families share."""
+    """The fields of a model's configuration that all three model families share."""
 
     d_model: int = option(512, "Width of the hidden states.")
     dropout: float = option(
@@ -108,7 +108,9 @@ class FamilyArguments(Section):
     sparse_window_blocks: int = option(
         3, "Blocks in the window around a query, its own included.", at_least=1
     )
-    sparse_global_blocks: int = option(2, "First blocks, which attend to all and all attend to.", at_least=0)
+    sparse_global_blocks: int = option(
+        2, "Global blocks at the start, which attend to all blocks and which all attend to.", at_least=0
+    )
     sparse_global_tokens: int = option(
         0, "Global tokens in blocks of their own, instead of sparse_global_blocks.", at_least=0
     )
@@ -119,7 +121,7 @@ class FamilyArguments(Section):
     )
 
     def unused(self) -> dict[str, str]:
-        """Return the fields that have no effect beside the values of others, and why."""
+        """Return the fields that have no effect with the given values, and why."""
         found = {}
         positions = f"position_embedding={self.position_embedding}"
         if self.position_embedding != "sinusoidal":
@@ -184,10 +186,10 @@ class PairsArguments(Section):
         None, "Number of validation rows to evaluate on, evenly spread. Default: all.", at_least=1
     )
     max_source_length: int = option(
-        256, "Training leaves out rows with more source tokens, and counts them.", at_least=2
+        256, "Most source tokens of a row; training leaves out longer rows and counts them.", at_least=2
     )
     max_target_length: int = option(
-        256, "Training leaves out rows with more target tokens, and counts them.", at_least=2
+        256, "Most target tokens of a row; training leaves out longer rows and counts them.", at_least=2
     )
     truncate: bool = option(
         False, "Cut longer rows instead of leaving them out; in evaluation, cut sources only."
@@ -205,7 +207,7 @@ class PairsArguments(Section):
         return self.part(CorpusSpec)
 
     def unused(self) -> dict[str, str]:
-        """Return the fields that have no effect beside the values of others, and why."""
+        """Return the fields that have no effect with the given values, and why."""
         if len(self.train_file) != 2 or any(map(table_format, map(Path, self.train_file))):
             return {}
         return dict.fromkeys(
@@ -222,14 +224,16 @@ class DataArguments(PairsArguments):
         "Use this tokenizer instead of training one: a folder, a name on the Hub, or a SentencePiece model "
         "(NAME.model).",
     )
-    target_tokenizer: str | None = option(None, "Likewise for the targets. Default: the same tokenizer.")
-    tokenizer_kind: Literal["bpe", "unigram", "byte", "char"] = option(
-        "bpe", "Tokens of a tokenizer that is trained: byte pairs, unigram pieces, bytes or characters."
+    target_tokenizer: str | None = option(
+        None, "Another tokenizer for the targets, given in the same way. Default: the same tokenizer."
     )
-    vocab_size: int = option(37000, "Maximum size of a vocabulary that is trained.", at_least=1)
+    tokenizer_kind: Literal["bpe", "unigram", "byte", "char"] = option(
+        "bpe", "Kind of tokenizer to train: byte pairs, unigram pieces, bytes or characters."
+    )
+    vocab_size: int = option(37000, "Maximum size of a trained vocabulary.", at_least=1)
     shared_vocab: bool = option(True, "Train one vocabulary for source and target.")
     tokenizer_rows: int | None = option(
-        None, "Train the vocabulary on this many rows, the first; default all.", at_least=1
+        None, "Number of rows, from the first, to train the vocabulary on. Default: all.", at_least=1
     )
     source_tags: list[str] = option(
         [],
@@ -238,7 +242,7 @@ class DataArguments(PairsArguments):
     )
 
     def unused(self) -> dict[str, str]:
-        """Return the fields that have no effect beside the values of others, and why."""
+        """Return the fields that have no effect with the given values, and why."""
         return super().unused() | unused_beside_tokenizer(self.tokenizer)
 
 
@@ -246,7 +250,7 @@ OF_VOCABULARY = ("vocab_size", "tokenizer_rows", "source_tags")  # fields that s
 
 
 def unused_beside_tokenizer(tokenizer: str | None) -> dict[str, str]:
-    """Return the fields of a vocabulary that is learned if there is a tokenizer, which has one."""
+    """Return the fields of a trained vocabulary that have no effect with a given tokenizer, and why."""
     if tokenizer is None:
         return {}
     return dict.fromkeys(OF_VOCABULARY, f"tokenizer={tokenizer}")
@@ -254,7 +258,7 @@ def unused_beside_tokenizer(tokenizer: str | None) -> dict[str, str]:
 
 @dataclass
 class LanguageArguments(PairsArguments):
-    """The parallel corpus, the limits on its rows, and the languages of a model that has several."""
+    """The parallel corpus, the limits on its rows, and the languages for a multilingual model."""
 
     source_language: str | None = option(
         None, "Language of the sources, as a multilingual tokenizer names it: en, eng_Latn, en_XX ..."
@@ -270,7 +274,7 @@ class LanguageArguments(PairsArguments):
 
 @dataclass
 class CardArguments(Section):
-    """Facts for the model card that a training does not know; the card says "not stated" for those left out.
+    """Facts for the model card that a training does not know; the card says "not stated" for missing facts.
 
     Raises:
         UserError: for a code that the Hub does not accept.
@@ -280,12 +284,12 @@ class CardArguments(Section):
     license: str | None = option(
         None, "License of the model, by the Hub's name: apache-2.0, mit, cc-by-4.0 ..."
     )
-    data_name: str | None = option(None, "Name of the data; default: as they are given.")
+    data_name: str | None = option(None, "Name of the data. Default: the given data set or files.")
     data_url: str | None = option(None, "Where the data come from.")
     data_license: str | None = option(None, "License of the data.")
 
     def __post_init__(self) -> None:
-        from vaswani.hub.card import check_stated  # here: a trainer writes no card and reads no YAML
+        from vaswani.hub.card import check_stated  # here: a bare trainer needs neither card nor YAML
 
         super().__post_init__()
         check_stated(self.language, self.license)
@@ -348,7 +352,7 @@ class BaseTrainingArguments(transformers.TrainingArguments):
     )
     average_checkpoints: int | None = option(
         None,
-        "At the end, average the last so many checkpoints: the mean is evaluated and saved (section 6.1).",
+        "Number of last checkpoints to average at the end; the mean is evaluated and saved (section 6.1).",
         at_least=1,
     )
     use_cache: bool = option(True, "Decode with cached keys and values; saved in the model's configuration.")
@@ -368,7 +372,7 @@ class BaseTrainingArguments(transformers.TrainingArguments):
         self.fsdp_size = requested_fsdp_size() or self.fsdp_size
         store = join_processes(int(self.ddp_timeout), trains_on_cpu(self.use_cpu))
         super().__post_init__()
-        del store  # by now the process group keeps it
+        del store  # the process group holds it now
         self._check_reporting()
         self._check_ranking()
         self._check_averaging()
@@ -379,16 +383,16 @@ class BaseTrainingArguments(transformers.TrainingArguments):
 
     @property
     def n_gpu(self) -> int:
-        """GPUs of this process: one of several.
+        """Number of GPUs that this process uses: at most one.
 
-        With more, transformers would share out batches by `DataParallel`, which these losses do not allow.
+        With more, transformers would split batches with `DataParallel`, which these losses do not support.
         """
         if (found := super().n_gpu) > 1:
             logger.warning_once(f"There are {found} GPUs, and one is used; --num_processes {found} uses all.")
         return min(found, 1)
 
     def unused(self) -> dict[str, str]:
-        """Return the fields that have no effect beside the values of others, and why."""
+        """Return the fields that have no effect with the given values, and why."""
         found = {}
         if self.max_steps > 0:
             found["num_train_epochs"] = f"max_steps={self.max_steps}"
@@ -479,7 +483,7 @@ class BaseTrainingArguments(transformers.TrainingArguments):
         self.learning_rate = paper_peak_learning_rate(d_model, self.warmup_steps)
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
-        """As in transformers; but a fraction of the updates is never all of them, even of a single one."""
+        """As in transformers, but a fraction leaves at least one update after the warm-up."""
         steps = super().get_warmup_steps(num_training_steps)
         return min(steps, num_training_steps - 1) if self.warmup_steps < 1 else steps
 
@@ -529,8 +533,9 @@ class AdapterArguments(Section):
 class FinetuningDefaults:
     """The usual defaults of fine-tuning (Devlin et al., 2019, appendix A.3).
 
-    Training arguments inherit it beside their own base. It has no base itself: a dataclass takes over all
-    fields of each base, and those of a common one would hide what the other has changed.
+    Training arguments inherit from this class and from their own base. This class has no base itself: a
+    dataclass copies all fields of each base, so the fields of a common base would undo the changes of the
+    other base.
     """
 
     learning_rate: float = option(5e-5, "Peak learning rate.", above=0)
@@ -587,7 +592,7 @@ class RunConfig(BaseConfig):
 
     @classmethod
     def variant(cls, given: Mapping[str, Any]) -> type[BaseConfig]:
-        """The configuration that begins with new weights or, if it is given, with a model."""
+        """Return the class that starts from new weights or, if a model is given, from that model."""
         continues = cls is RunConfig and given.get("model") is not None
         return ContinuedRunConfig if continues else cls
 
@@ -612,7 +617,7 @@ class TrainedModelArguments(Section):
 
 
 @dataclass
-class ContinuedTrainingArguments(FinetuningDefaults, TrainingArguments):  # type: ignore[misc]  # a rate is needed
+class ContinuedTrainingArguments(FinetuningDefaults, TrainingArguments):  # type: ignore[misc]  # learning_rate is not optional here
     """As `TrainingArguments`, with the usual defaults of fine-tuning."""
 
 

@@ -36,7 +36,7 @@ class CompletionDataArguments(Section):
     """The rows of prompts and completions, or of chats, and the limit on their length."""
 
     task: Literal["completion"] = option(
-        "completion", "Continue prompts; see the page of vaswani finetune for others."
+        "completion", "Continue prompts; see the page of vaswani finetune for other tasks."
     )
     dataset: str | None = option(None, "Folder or Hub name of a data set.")
     dataset_config: str | None = option(None, "Configuration of the data set.")
@@ -47,17 +47,17 @@ class CompletionDataArguments(Section):
     )
     validation_file: list[str] = option([], "Validation file(s), in the same formats.")
     test_file: list[str] = option([], "Test file(s), in the same formats.")
-    prompt_field: str = option("prompt", "Column of the prompt, which is not learned.")
+    prompt_field: str = option("prompt", "Column of the prompt, which does not count in the loss.")
     completion_field: str = option(
         "completion", "Column of the completion, which follows the prompt as it is, spaces included."
     )
     messages_field: str | None = option(
         None,
-        "Column of chats, lists of messages with role and content, in place of prompts and completions; the "
-        "assistant's answers are learned.",
+        "Column of chats, lists of messages with role and content, in place of prompts and completions; only "
+        "the assistant's answers count in the loss.",
     )
     max_length: int = option(
-        512, "Longer rows lose the beginning of the prompt after this many tokens.", at_least=2
+        512, "Most tokens of a row; longer rows lose the beginning of the prompt.", at_least=2
     )
 
     @property
@@ -67,7 +67,7 @@ class CompletionDataArguments(Section):
 
 
 @dataclass
-class CompletionTrainingArguments(FinetuningDefaults, BaseTrainingArguments):  # type: ignore[misc]  # a rate is needed
+class CompletionTrainingArguments(FinetuningDefaults, BaseTrainingArguments):  # type: ignore[misc]  # learning_rate is not optional here
     """Training arguments of a fine-tuning on completions."""
 
     max_tokens_per_batch: int = option(

@@ -1,4 +1,4 @@
-"""From a YAML file and command-line flags to the arguments of a run.
+"""Load the arguments of a run from a YAML file and command-line flags.
 
 A configuration file is flat: each key is a field of one of the sections of a run (`options.BaseConfig`).
 The file gives defaults and flags override them; both take the types of the fields in the same way.
@@ -29,10 +29,10 @@ logger = logging.getLogger(__name__)
 Config = TypeVar("Config", bound=BaseConfig)
 
 _FILES = tuple(f"{split}_file" for split in SPLITS)
-_DATA = ("dataset", "train_file")  # either is what a training reads
-# What a configuration says of its data, which does not hold for other data.
+_DATA = ("dataset", "train_file")  # a training reads one of these
+# Fields that describe the data of a configuration; they are dropped if other data is given.
 _OF_DATA = ("dataset_config", "language", "data_name", "data_url", "data_license")
-# The fields of a file that a flag replaces by another field.
+# For each flag, the fields of the file that it replaces.
 REPLACED_BY = {
     "num_train_epochs": ("max_steps",),
     "dataset": _FILES,
@@ -56,14 +56,14 @@ def load_config(
     """Resolve a run: defaults, then the YAML file (if any), then flags such as `["--learning_rate", "1e-3"]`.
 
     The file is a path, or the name of a configuration that ships with the package (see `find_config`).
-    The corpus is one choice: flags that name files replace the file's data set, and the other way round, and
-    what the file says of its data (languages, name, license) with it. So is the length of the training, in
-    updates or epochs.
+    Flags that name data files replace the data set of the YAML file, and the other way round; fields that
+    describe its data (languages, name, license) are dropped with it. Likewise, a length in epochs replaces a
+    length in updates, and the other way round.
 
     Raises:
         UserError: for a file that cannot be read, an unknown key or flag (naming the nearest that exists), a
-            value of the wrong type, a field that would be ignored, or values that contradict each other. A
-            field of a file, other than a flag, may be one that only another value of a field would need.
+            value of the wrong type, a field that would be ignored, or values that contradict each other.
+            Unlike a flag, a field of a file may be one that has no effect with the values of other fields.
     """
     path = Path() if yaml_path is None else find_config(yaml_path)
     check_command(path, config_class.command)
@@ -93,10 +93,10 @@ def load_config(
         raise
     except (ValueError, NotImplementedError) as error:
         raise UserError(one_line(error)) from error
-    except Exception as error:  # a file that is not there, a package that is missing
+    except Exception as error:  # such as a missing file or package
         raise UserError(f"an option does not work: {type(error).__name__}: {one_line(error)}") from error
     for name, reason in config.unused().items():
-        if given.get(name):  # 0, false and none ask for nothing
+        if given.get(name):  # 0, false and none request nothing
             raise UserError(f"{name}={plain(given[name])} has no effect with {reason}; leave it out")
     return config
 
@@ -115,9 +115,9 @@ class _Fields:
     def without_those_of(
         self, other: type[BaseConfig], values: Mapping[Any, Any], flags: Mapping[str, Any], path: Path
     ) -> dict[Any, Any]:
-        """Return the values of a file without the fields of its objective, which the flags replace.
+        """Return the values of a file without those that only its own objective has or that flags override.
 
-        A warning names the values that are left out.
+        For a file whose objective the flags replace. A warning names the fields that are left out.
         """
         unknown = _Fields(other)._hints.keys() - self._hints.keys() - self._without_effect.keys()
         if lost := [name for name in values if name in unknown]:
@@ -125,14 +125,14 @@ class _Fields:
         return {name: value for name, value in values.items() if name not in unknown | flags.keys()}
 
     def of_yaml(self, values: Mapping[Any, Any], path: Path) -> dict[str, Any]:
-        """The values of a configuration file as the types of their fields."""
+        """Convert the values of a configuration file to the types of their fields."""
         self._check_effect(values, path)
         for name in values:
             self._check(str(name), f"unknown key {str(name)!r} in {path}")
         return {name: self._typed(name, value, f" in {path}") for name, value in values.items()}
 
     def of_flags(self, flags: Sequence[Flag]) -> dict[str, Any]:
-        """The values of flags as the types of their fields."""
+        """Convert the values of flags to the types of their fields."""
         given: dict[str, list[str]] = {}
         for flag, name, texts in flags:
             if name not in self._hints and bool in kinds_of(self._hints.get(name.removeprefix("no_"))):
@@ -144,7 +144,7 @@ class _Fields:
         return {name: self._typed(name, self._value(name, texts)) for name, texts in given.items()}
 
     def _value(self, name: str, texts: list[str]) -> Any:
-        """What the texts behind a flag give: a list, one text, none, or true for a flag that stands alone."""
+        """Return the value of a flag: a list, one text, None, or True for a flag without a value."""
         kinds = kinds_of(self._hints[name])
         if not texts and bool in kinds:
             return True
@@ -179,7 +179,7 @@ class _Fields:
 
 
 def _settable(section: type) -> list[str]:
-    """The names of the fields that a section is made from."""
+    """The names of the fields that can be passed to a section."""
     return [field.name for field in dataclasses.fields(section) if field.init]
 
 
@@ -238,12 +238,12 @@ def kinds_of(hint: Any) -> tuple[Any, ...]:
 
 
 def items_of(kinds: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The types of the items, where one of these types is a list; else none."""
+    """The types of the items if one of these types is a list; otherwise empty."""
     return next((typing.get_args(kind) for kind in kinds if typing.get_origin(kind) is list), ())
 
 
 def _scalar(kinds: tuple[Any, ...], value: Any) -> Any:
-    """One value that is neither a list nor a mapping."""
+    """Convert a value that is neither a list nor a mapping."""
     if isinstance(value, bool) and (bool in kinds or Literal[value] in kinds):
         return value
     text = "no" if value is False else str(value)  # YAML reads a bare `no` as false
@@ -266,7 +266,7 @@ def _scalar(kinds: tuple[Any, ...], value: Any) -> Any:
 
 
 def _choices(kinds: tuple[Any, ...]) -> list[str]:
-    """The values that are possible, where only some are: of an enumeration, or of literals alone."""
+    """The allowed values of an enumeration or of literals alone; empty for other types."""
     for kind in kinds:
         if isinstance(kind, type) and issubclass(kind, Enum):
             return [choice.value for choice in kind]

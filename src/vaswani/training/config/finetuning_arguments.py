@@ -18,7 +18,7 @@ from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, BaseConfig, S
 from vaswani.training.config.question_arguments import QuestionAnsweringConfig, QuestionModelArguments
 from vaswani.training.trainer.labels import TASKS
 
-# Tasks without labels of texts or words, which have sections of their own.
+# Tasks that do not label texts or words, and have their own sections.
 OTHER_TASKS: dict[str, type[BaseConfig]] = {
     "question_answering": QuestionAnsweringConfig,
     "completion": CompletionConfig,
@@ -27,7 +27,7 @@ OTHER_TASKS: dict[str, type[BaseConfig]] = {
 
 @dataclass
 class PretrainedModelArguments(QuestionModelArguments):
-    """As `QuestionModelArguments`, with the pooling of a classifier."""
+    """As `QuestionModelArguments`, with a classifier's pooling."""
 
     model: str | None = option(
         None, "Folder or Hub name of a pretrained encoder or decoder (see vaswani pretrain); required."
@@ -79,7 +79,7 @@ class LabelledDataArguments(Section):
             raise UserError("text_pair_field has no meaning for task=tagging; leave it out")
 
     def unused(self) -> dict[str, str]:
-        """Return the fields that have no effect beside the values of others, and why."""
+        """Return the fields that have no effect with the given values, and why."""
         return {} if self.task == "multi_label" else {"label_separator": f"task={self.task}"}
 
     @property
@@ -89,7 +89,7 @@ class LabelledDataArguments(Section):
 
 
 @dataclass
-class FinetuningTrainingArguments(FinetuningDefaults, BaseTrainingArguments):  # type: ignore[misc]  # a rate is needed
+class FinetuningTrainingArguments(FinetuningDefaults, BaseTrainingArguments):  # type: ignore[misc]  # learning_rate is not optional here
     """Training arguments of a fine-tuning on labels."""
 
     label_smoothing_factor: float = option(
@@ -97,8 +97,8 @@ class FinetuningTrainingArguments(FinetuningDefaults, BaseTrainingArguments):  #
     )
     lm_loss_weight: float = option(
         0.0,
-        "Weight of the language-modelling loss of the texts, which a decoder adds to that of the labels; GPT "
-        "uses 0.5.",
+        "Weight of a language-modelling loss on the texts, added to the loss of the labels (decoders only); "
+        "GPT uses 0.5.",
         at_least=0,
     )
     max_tokens_per_batch: int = option(
@@ -138,7 +138,7 @@ class FinetuningConfig(LabelsConfig):
 
     @classmethod
     def variant(cls, given: Mapping[str, Any]) -> type[BaseConfig]:
-        """The configuration of the task: for labels, for questions, or for completions."""
+        """Return the class for the task: labels, questions, or completions."""
         if (task := given.get("task")) is not None:
             check_choice("task", task, (*TASKS, *OTHER_TASKS))
         return OTHER_TASKS.get(str(task), cls)

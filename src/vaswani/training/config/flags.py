@@ -25,7 +25,7 @@ def split_flags(arguments: Sequence[str]) -> list[Flag]:
 
 
 def is_none(texts: Sequence[str]) -> bool:
-    """Return whether the values of a flag set its field back to nothing, as `--name none` does."""
+    """Return True if the values of a flag set its field to None, as `--name none` does."""
     return len(texts) == 1 and texts[0].lower() == "none"
 
 
@@ -40,7 +40,7 @@ def unexpected(argument: str) -> UserError:
 
 
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:
-    """Raise `UserError` unless a field that chooses among kinds of trainings has one of these values."""
+    """Raise `UserError` unless a field that selects the configuration class has one of these values."""
     if value in tuple(choices):
         return
     nearest = difflib.get_close_matches(str(value), choices, n=1)

@@ -33,11 +33,11 @@ def option(
     """Return a dataclass field with its help text and the values that it accepts.
 
     Args:
-        default: a list is copied for each object.
-        text: the help.
+        default: the default value; a list is copied for each object.
+        text: the help text.
         may_be_blank: accept a text of white space alone.
-        may_be_empty: accept that and a text of no characters.
-        bounds: of numbers, as for `Bounds`.
+        may_be_empty: accept also an empty text.
+        bounds: bounds for numbers, as in `Bounds`.
     """
     accepts = {"may_be_blank": may_be_blank, "may_be_empty": may_be_empty}
     metadata = {"help": text, "bounds": Bounds(**bounds), **accepts}
@@ -54,7 +54,7 @@ def redefault(section: type[Any], name: str, default: Any) -> Any:
 def kept_by_the_model(new: Sequence[type[Any]], given: Sequence[type[Any]]) -> dict[str, str]:
     """Return the fields that have no effect when training continues with a model, and why.
 
-    They are the fields of the sections for new weights that the sections for a given model lack.
+    These are the fields of the sections for new weights that the sections for a given model lack.
     """
     names, left = ({each.name for section in group for each in fields(section)} for group in (new, given))
     return dict.fromkeys(
@@ -62,7 +62,7 @@ def kept_by_the_model(new: Sequence[type[Any]], given: Sequence[type[Any]]) -> d
     )
 
 
-# Of the fields that transformers defines and this project leaves as they are.
+# Bounds of fields that transformers defines and this project does not redefine.
 INHERITED_BOUNDS = {
     "adam_beta1": Bounds(at_least=0, below=1),
     "adam_beta2": Bounds(at_least=0, below=1),
@@ -107,11 +107,11 @@ class Section:
         check_values(self)
 
     def unused(self) -> dict[str, str]:
-        """Return the fields that have no effect beside the values of others, and why."""
+        """Return the fields that have no effect with the given values, and why."""
         return {}
 
     def part(self, part_class: type[Part]) -> Part:
-        """The fields that the section shares with another dataclass, as an object of that class."""
+        """Return an object of another dataclass with the values of the fields that both share."""
         mine = {each.name for each in fields(cast(Any, self))}
         names = [each.name for each in fields(cast(Any, part_class)) if each.name in mine]
         return part_class(**{name: getattr(self, name) for name in names})
@@ -132,7 +132,7 @@ def check_values(section: Any) -> None:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """The value itself, or what a list or a dictionary holds."""
+    """Yield the value itself or, for a list or a dictionary, each value in it."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -158,7 +158,7 @@ def _check_text(one: Field, text: str) -> None:
 
 # ------------------------------------------------------------------- configurations, and their plain values
 
-# Not a property of the run (where it continues), or not for others to read.
+# Not saved: they belong to a resumption or a process, not to the run, or they are secret.
 UNSAVED_FIELDS = ("resume_from_checkpoint", "hub_token", "local_rank")
 
 _BATCHES = "batches hold max_tokens_per_batch tokens, length-bucketed; set that instead"
@@ -196,28 +196,28 @@ class BaseConfig:
 
     command: ClassVar[str]
     purpose: ClassVar[str]
-    scores: ClassVar[Sequence[str]]  # that `metric_for_best_model` may name
-    without_effect: ClassVar[dict[str, str]] = FIELDS_WITHOUT_EFFECT  # fields, and why
+    scores: ClassVar[Sequence[str]]  # the scores that `metric_for_best_model` may name
+    without_effect: ClassVar[dict[str, str]] = FIELDS_WITHOUT_EFFECT  # field -> reason
 
     @classmethod
     def variant(cls, given: Mapping[str, Any]) -> type[BaseConfig]:
-        """The class for these values; this one, unless a field chooses among several."""
+        """Return the configuration class for these values: by default, this class."""
         return cls
 
     @property
     def output_dir(self) -> Path:
-        """Where the run writes."""
+        """The folder that the run writes to."""
         return Path(self.training.output_dir or ".")
 
     def unused(self) -> dict[str, str]:
-        """Return the fields that have no effect beside the values of others, and why."""
+        """Return the fields that have no effect with the given values, and why."""
         found: dict[str, str] = {}
         for name in sections(type(self)):
             found |= getattr(self, name).unused()
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values of our own fields, and of those of transformers that differ from their defaults."""
+        """Plain values of our own fields, and of transformers' fields that differ from their defaults."""
         values: dict[str, Any] = {}
         for name in (name for name in sections(type(self)) if name != "training"):
             values |= asdict(getattr(self, name))
@@ -252,13 +252,13 @@ def sections(config_class: type[BaseConfig]) -> dict[str, type]:
 
 
 def training_settings(training: BaseTrainingArguments) -> dict[str, Any]:
-    """The fields of ours, and those of transformers that differ from their defaults."""
+    """Plain values of our own fields, and of transformers' fields that differ from their defaults."""
     defaults = library_defaults(training)
     return {name: value for name, value in _plain_fields(training).items() if name not in defaults}
 
 
 def library_defaults(training: BaseTrainingArguments) -> dict[str, Any]:
-    """The fields of transformers that are at their defaults."""
+    """Plain values of transformers' fields that have their defaults."""
     arguments_class: Any = type(training)
     defaults = _defaults(arguments_class)
     return {
@@ -271,17 +271,17 @@ def library_defaults(training: BaseTrainingArguments) -> dict[str, Any]:
 
 
 def default_settings(training: BaseTrainingArguments) -> dict[str, Any]:
-    """The defaults of all fields."""
-    # Those that are at their defaults are taken as they are now: setting up the devices fills some in.
+    """Plain values of the defaults of all fields."""
+    # Fields that have their defaults keep their current values, because setting up the devices fills some in.
     arguments_class: Any = type(training)
     return _plain_fields(_defaults(arguments_class)) | library_defaults(training)
 
 
 def with_present_names(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings of any version by the names of this one.
+    """Return settings that any version saved under the names of this version.
 
-    `tokenizer` of a pre-training was once the kind of the tokenizer to train. It still is where no file or
-    folder has that name.
+    In earlier versions, `tokenizer` of a pre-training was the kind of tokenizer to train. It is still read as
+    a kind unless a file or folder has that name.
     """
     given = str(settings.get("tokenizer"))
     kind = {"bpe": "bpe", "bytes": "byte"}.get(given)
@@ -300,7 +300,7 @@ def _plain_fields(training: BaseTrainingArguments) -> dict[str, Any]:
 
 @functools.cache
 def _defaults(arguments_class: type[BaseTrainingArguments]) -> BaseTrainingArguments:
-    """For comparison only: setting up a device would take it from a trainer that already exists."""
+    """Default arguments for comparison, without a device: an existing trainer would lose it."""
     return type(f"Default{arguments_class.__name__}", (arguments_class,), {"device": None})()
 
 
@@ -310,13 +310,13 @@ def default_of(field: Field) -> Any:
 
 
 def is_inherited(name: str, section: type) -> bool:
-    """Whether a field of a section is defined by transformers, and not overridden here."""
+    """Return True if a field of a section is defined by transformers and not overridden here."""
     ours = [base for base in section.__mro__ if base.__module__.startswith("vaswani")]
     return not any(name in inspect.get_annotations(base) for base in ours)
 
 
 def plain(value: Any) -> Any:
-    """A value as YAML knows it: enumerations by their value, other objects by their fields."""
+    """Convert a value to plain YAML: enumerations to their values, other objects to their fields."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, list | tuple):

@@ -1,8 +1,8 @@
-"""The arguments of a pre-training: a configuration for each objective, from new weights or from a model's.
+"""The arguments of a pre-training: for each objective, one class for new weights and one for a given model.
 
-A pre-training starts with new weights, in a shape that is given, or continues with the weights of a `model`,
-whose shape and tokenizer stay. The defaults of the shapes are BERT-base (Devlin et al., 2019,
-arXiv:1810.04805) and GPT-2 small (Radford et al., 2019).
+A pre-training starts from new weights in the given shape, or from the weights of a `model`, which keeps its
+shape and tokenizer. The default shapes are BERT-base (Devlin et al., 2019, arXiv:1810.04805) and GPT-2 small
+(Radford et al., 2019).
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,7 +55,8 @@ class EncoderArguments(FamilyArguments):
     encoder_attention: list[str] = option(["full"], "Self-attention: full, sparse, or one value per layer.")
     mlm_transform: bool = option(True, "Add a layer before the output projection, as in BERT.")
     pooler: bool | None = option(
-        None, "A layer on the state of the first token; default: in the base model and where a head uses it."
+        None,
+        "Add a layer on the state of the first token. Default: in the base model and for heads that use it.",
     )
 
 
@@ -121,7 +122,7 @@ class TextArguments(Section):
 
 @dataclass
 class TextAndVocabularyArguments(TextArguments):
-    """As `TextArguments`, with a vocabulary that is learned from the texts."""
+    """As `TextArguments`, with the vocabulary to train on the texts."""
 
     tokenizer: str | None = redefault(DataArguments, "tokenizer", None)
     tokenizer_kind: Literal["bpe", "unigram", "byte", "char"] = redefault(
@@ -131,7 +132,7 @@ class TextAndVocabularyArguments(TextArguments):
     tokenizer_rows: int | None = redefault(DataArguments, "tokenizer_rows", None)
 
     def unused(self) -> dict[str, str]:
-        """Return the fields that have no effect beside the values of others, and why."""
+        """Return the fields that have no effect with the given values, and why."""
         return unused_beside_tokenizer(self.tokenizer)
 
 
@@ -202,7 +203,7 @@ class PretrainingConfig(BaseConfig):
 
     @classmethod
     def variant(cls, given: Mapping[str, Any]) -> type[BaseConfig]:
-        """The configuration for the objective, with or without a model."""
+        """Return the class for the objective, for new weights or for a given model."""
         objective = given.get("objective", "masked")
         check_choice("objective", objective, NEW)
         return (NEW if given.get("model") is None else CONTINUED)[objective]
@@ -266,7 +267,7 @@ class GapSentencesConfig(PretrainingConfig):
     )
 
 
-GIVEN = (ContinuedModelArguments, TextArguments)  # the sections where a model is given
+GIVEN = (ContinuedModelArguments, TextArguments)  # the sections for a given model
 
 
 @dataclass

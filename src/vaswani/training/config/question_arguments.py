@@ -1,4 +1,4 @@
-"""The arguments of a fine-tuning that learns to answer questions by spans of texts."""
+"""The arguments of a fine-tuning on extractive question answering."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,15 +20,15 @@ from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, BaseConfig, S
 
 @dataclass
 class QuestionModelArguments(GivenModelArguments):
-    """As `GivenModelArguments`, or only the shape of the model."""
+    """As `GivenModelArguments`; with `from_scratch`, only the model's shape and tokenizer are used."""
 
     from_scratch: bool = option(
-        False, "Keep only its configuration and tokenizer and start with new weights, to compare."
+        False, "Use only the model's configuration and tokenizer, with new weights, for comparison."
     )
     freeze: list[Literal["encoder", "embeddings"]] = option(
         [],
-        "Parts whose weights do not change: embeddings (of tokens), or encoder, all of the pretrained model "
-        "but a pooler, so that the head alone is trained.",
+        "Parts whose weights do not change: embeddings (of tokens), or encoder, the whole pretrained model "
+        "except a pooler, so that only the head is trained.",
     )
     attn_implementation: str | None = redefault(FamilyArguments, "attn_implementation", None)
 
@@ -39,7 +39,7 @@ class QuestionDataArguments(Section):
 
     task: Literal["question_answering"] = option(
         "question_answering",
-        "Answer questions by parts of a text; see the page of vaswani finetune for others.",
+        "Answer questions by parts of a text; see the page of vaswani finetune for other tasks.",
     )
     dataset: str | None = option(None, "Folder or Hub name of a data set.")
     dataset_config: str | None = option(None, "Configuration of the data set.")
@@ -70,12 +70,12 @@ class QuestionDataArguments(Section):
 
     @property
     def corpus(self) -> QuestionSpec:
-        """The files of the questions, and their columns."""
+        """Location and columns of the questions."""
         return self.part(QuestionSpec)
 
     @property
     def windows(self) -> WindowLengths:
-        """How texts are cut."""
+        """The lengths of the windows that texts are cut into."""
         return WindowLengths(self.max_length, self.doc_stride, self.max_question_length)
 
 
@@ -87,17 +87,18 @@ class AnswerArguments(Section):
     n_best: int = option(20, "Answers to each question that nbest_predictions.json lists.", at_least=1)
     null_score_diff_threshold: float | None = option(
         None,
-        "Answer nothing if the score of no answer exceeds that of the best one by more. Default: the number "
-        "with the best F1 on the validation split, if some of its questions have no answer.",
+        "Give no answer if the score of no answer exceeds that of the best answer by more than this. "
+        "Default: the threshold with the best F1 on the validation split, if some of its questions have no "
+        "answer.",
     )
 
 
 @dataclass
-class QuestionTrainingArguments(FinetuningDefaults, BaseTrainingArguments):  # type: ignore[misc]  # a rate is needed
+class QuestionTrainingArguments(FinetuningDefaults, BaseTrainingArguments):  # type: ignore[misc]  # learning_rate is not optional here
     """Training arguments of question answering.
 
     Raises:
-        UserError: for a combination that cannot work, before any work is done.
+        UserError: the fields contradict each other.
     """
 
     max_tokens_per_batch: int = option(

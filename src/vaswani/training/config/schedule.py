@@ -19,7 +19,7 @@ from transformers import SchedulerType, get_scheduler
 
 from vaswani.errors import UserError, one_line
 
-DEPEND_ON_SCORES = ("reduce_lr_on_plateau", "greedy")  # schedules that are no function of the update
+DEPEND_ON_SCORES = ("reduce_lr_on_plateau", "greedy")  # schedules that are not a function of the update
 
 
 def paper_peak_learning_rate(d_model: int, warmup_steps: float) -> float:
@@ -43,7 +43,7 @@ def inverse_sqrt_factor(updates_done: int, *, warmup_steps: int) -> float:
 
 
 def inverse_sqrt_schedule(optimizer: Optimizer, warmup_steps: int) -> LambdaLR:
-    """Equation 3, scaled so that its peak is the learning rate that the optimizer was given.
+    """Equation 3, scaled so that its peak is the learning rate of the optimizer.
 
     `warmup_steps=0` starts at the peak, as one step of warm-up does.
     """
@@ -51,7 +51,7 @@ def inverse_sqrt_schedule(optimizer: Optimizer, warmup_steps: int) -> LambdaLR:
 
 
 def check_finite(scheduler: Any, num_updates: int) -> None:
-    """Raise `UserError` where a learning rate is not finite; some are computed, from the whole schedule."""
+    """Raise `UserError` if a learning rate is not finite; checks samples from the whole schedule."""
     for factor in getattr(scheduler, "lr_lambdas", ()):
         for update in range(0, num_updates + 1, max(1, num_updates // 16)):
             if not math.isfinite(factor(update)):
@@ -68,7 +68,7 @@ def check_warmup(scheduler: Any, warmup_steps: int, num_updates: int) -> str | N
         UserError: the learning rate is 0 in every update.
     """
     factors = getattr(scheduler, "lr_lambdas", ())
-    if warmup_steps < num_updates or not factors or factors[0](0) >= 1:  # the last is a schedule without one
+    if warmup_steps < num_updates or not factors or factors[0](0) >= 1:  # the last: no warm-up
         return None
     peak, highest = scheduler.base_lrs[0], factors[0](num_updates - 1)
     updates = "1 update" if num_updates == 1 else f"{num_updates:,} updates"
@@ -88,9 +88,9 @@ class PlannedSchedule:
     Args:
         name: "inverse_sqrt", or another name in transformers.
         peak: the learning rate of the optimizer.
-        warmup_steps: updates of the warm-up.
-        max_steps: updates of the training.
-        options: further ones of the schedule (`lr_scheduler_kwargs`).
+        warmup_steps: number of updates in the warm-up.
+        max_steps: number of updates in the training.
+        options: further options of the schedule (`lr_scheduler_kwargs`).
 
     Raises:
         UserError: the schedule is unknown, or depends on scores.
@@ -118,11 +118,11 @@ class PlannedSchedule:
         """Return the schedule of a configuration.
 
         Args:
-            config: of a training (`RunConfig` or another `BaseConfig`).
-            max_steps: updates; default as the configuration says.
+            config: the configuration of a training (`RunConfig` or another `BaseConfig`).
+            max_steps: number of updates; default: the configuration's.
 
         Raises:
-            UserError: the configuration tells neither its updates nor its peak.
+            UserError: the number of updates or the peak does not follow from the configuration.
         """
         training = config.training
         max_steps = max_steps or training.max_steps

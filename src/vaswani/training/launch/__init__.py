@@ -1,1 +1,1 @@
-"""Several processes and signals."""
+"""Training in several processes, and signals."""

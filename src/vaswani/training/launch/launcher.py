@@ -1,9 +1,9 @@
 """A training in several processes on this machine: start all, forward signals, and end all when one fails.
 
-torchrun is not used for this. When a signal stops a training, its API raises `SignalException` and returns no
-exit statuses, so nobody knows whether the processes have saved and said so. After a failure it gives the
-other processes half a minute, in which each reports the loss of its peer as a failure of its own. Trainings
-that torchrun or accelerate start work as well (see `processes`).
+This module does not use torchrun. When a signal stops a training, torchrun's API raises `SignalException` and
+returns no exit statuses, so the launcher would not know whether the processes saved and reported it. After a
+failure, torchrun gives the other processes half a minute, in which each reports the loss of its peer as its
+own failure. Users can still start a training with torchrun or accelerate (see `processes`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vaswani.bootstrap import LAUNCHER_VARIABLE, command_code
 from vaswani.errors import RunError, StoppedError, UserError
 from vaswani.training.runs.failures import what_was_saved
 
-SECONDS_TO_SAVE = 600  # between the signal to stop and the end of a process that does not heed it
+SECONDS_TO_SAVE = 600  # from the stop signal until a process that still runs is killed
 POLL_SECONDS = 0.05
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -34,10 +34,10 @@ def launch(arguments: Sequence[str], num_processes: int, output_dir: Path, use_c
     Each process reports its own failure on standard error. SIGTERM and Ctrl-C are forwarded to all.
 
     Args:
-        arguments: of the command, without the number of processes.
-        num_processes: on this machine, one for each device; CPUs share their cores.
-        output_dir: of the run, to report what was saved.
-        use_cpu: whether to train on CPUs, whatever devices there are.
+        arguments: arguments of the command, without the number of processes.
+        num_processes: number of processes on this machine, one for each device; on CPUs they share the cores.
+        output_dir: folder of the run, to report what was saved.
+        use_cpu: whether to train on CPUs even if there are other devices.
 
     Returns:
         The exit status: 0, or that of the process that failed first.
@@ -45,7 +45,7 @@ def launch(arguments: Sequence[str], num_processes: int, output_dir: Path, use_c
     Raises:
         UserError: there are fewer devices than processes.
         RunError: a process was killed.
-        StoppedError: a signal came before there was anything to save.
+        StoppedError: a signal arrived before there was anything to save.
     """
     _check_devices(num_processes, use_cpu)
     environment = _environment(num_processes)
@@ -55,7 +55,7 @@ def launch(arguments: Sequence[str], num_processes: int, output_dir: Path, use_c
         with _StopSignals(processes) as stop:
             for rank in range(num_processes):
                 of_its_own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                # A session of its own: Ctrl-C reaches this process alone, which passes it on.
+                # A new session: Ctrl-C reaches only this process, which forwards it.
                 processes.append(
                     subprocess.Popen(command, env=environment | of_its_own, start_new_session=True)
                 )
@@ -109,7 +109,7 @@ class _StopSignals:
 
     def __init__(self, processes: Sequence[subprocess.Popen]):
         self.processes = processes
-        self.number: int | None = None  # of the signal that came
+        self.number: int | None = None  # number of the first signal that arrived
         self.since = 0.0
 
     def __enter__(self) -> _StopSignals:
@@ -128,7 +128,10 @@ class _StopSignals:
 
 
 def _wait(processes: Sequence[subprocess.Popen], stop: _StopSignals) -> int | None:
-    """Wait until all have ended, or one has failed; return the rank of the first that failed."""
+    """Wait until all processes have ended or one has failed; return the rank of the first that failed.
+
+    After a stop signal, wait for all, and kill those that do not end in `SECONDS_TO_SAVE`.
+    """
     while True:
         statuses = [process.poll() for process in processes]
         failed = first_failed(statuses)
@@ -140,10 +143,10 @@ def _wait(processes: Sequence[subprocess.Popen], stop: _StopSignals) -> int | No
 
 
 def first_failed(statuses: Sequence[int | None]) -> int | None:
-    """Return the rank whose end came first, as far as that can be told.
+    """Return the rank of the process that most likely failed first; None if none has failed.
 
-    A process that loses its peer ends soon after it, with a status of its own, often before anybody looks.
-    So one that a signal has ended comes before those that ended by themselves.
+    A process that loses its peer fails soon after it, often before the next poll. So a process that was
+    killed by a signal counts as earlier than processes that exited with an error.
     """
     ended = [rank for rank, status in enumerate(statuses) if status]
     return min(ended, key=lambda rank: (statuses[rank] or 0) > 0, default=None)

@@ -1,4 +1,4 @@
-"""Processes that train together: they find each other, and are as many as were asked for."""
+"""Processes that train together: wait for each other at the start, and check their number."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ POLL_SECONDS = 0.1
 
 
 def choose_device() -> None:
-    """Let several processes train together on CPUs where there is no other device.
+    """Let several processes train together on CPUs if there is no other device.
 
-    Without this, transformers and accelerate let each of them train alone.
+    Without this, transformers and accelerate would let each process train alone.
     """
     if _started_processes() > 1 and not torch.accelerator.is_available():
         os.environ["ACCELERATE_USE_CPU"] = "true"
@@ -30,7 +30,7 @@ def choose_device() -> None:
 
 @contextmanager
 def devices_left_alone() -> Iterator[None]:
-    """Resolve the configuration of processes to come without a context on a GPU, which takes its memory."""
+    """Create no GPU context, which takes memory, while resolving the configuration for other processes."""
     name = "ACCELERATE_USE_CPU"
     changes = torch.cuda.is_available() and name not in os.environ
     if changes:
@@ -43,17 +43,17 @@ def devices_left_alone() -> Iterator[None]:
 
 
 def trains_on_cpu(use_cpu: bool) -> bool:
-    """Whether the processes train on CPUs: by the option, or because there is no other device."""
+    """Return True if the processes train on CPUs: by the option, or because there is no other device."""
     return use_cpu or os.environ.get("ACCELERATE_USE_CPU", "false").lower() == "true"
 
 
 def requested_fsdp_size() -> int | None:
-    """Return how many processes share the model's parameters, if accelerate's launcher was told to shard it.
+    """Return the number of processes over which accelerate's launcher was told to shard; None without FSDP.
 
-    The model is then sharded by its own plan, on every device; accelerate copies it on CPUs without a word.
+    The model is then sharded by its own plan, on any device. On CPUs, accelerate would silently replicate it.
 
     Raises:
-        UserError: for an option that this plan does not have.
+        UserError: for an FSDP option that is not supported.
     """
     if not _asked_for("FSDP"):
         return None
@@ -61,12 +61,12 @@ def requested_fsdp_size() -> int | None:
         raise UserError("fsdp_version 1 is not supported; set fsdp_version: 2 in accelerate's configuration")
     if os.environ.get("FSDP_OFFLOAD_PARAMS", "false").lower() == "true":
         raise UserError("fsdp_offload_params is not supported; set it to false in accelerate's configuration")
-    os.environ["ACCELERATE_USE_FSDP"] = "false"  # it is done here
+    os.environ["ACCELERATE_USE_FSDP"] = "false"  # this project shards the model itself
     return _started_processes()
 
 
 def check_processes() -> None:
-    """Raise `UserError` where several processes were asked for, and there is one, or each trains alone."""
+    """Raise `UserError` if several processes were requested, but only one runs or each would train alone."""
     state = PartialState()
     # accelerate's launcher sets MASTER_ADDR for several processes, and the processes get WORLD_SIZE.
     was_launched = "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_ADDR" in os.environ
@@ -105,15 +105,17 @@ def _asked_for(plugin: str) -> bool:
 
 
 def join_processes(timeout: int, use_cpu: bool) -> dist.Store | None:
-    """Wait for all processes of a training; on CPUs, start their group, to which accelerate gives no limit.
+    """Wait for all processes of a training; on CPUs, also start the process group.
+
+    Accelerate would start the group on CPUs without the timeout.
 
     Args:
         timeout: seconds to wait at the start, and later for each answer.
         use_cpu: whether they train on CPUs.
 
     Returns:
-        The store at which the processes have met; keep it until the process group has started. None for one
-        process, or where a launcher has waited for them.
+        The store at which the processes have met; keep it until the process group has started. None for a
+        single process, or if a launcher has already waited for them.
 
     Raises:
         RunError: a process is missing.
@@ -141,8 +143,8 @@ def _roll_call(rank: int, world_size: int, timeout: int) -> dist.Store:
         world_size,
         is_master=rank == 0,
         timeout=timedelta(seconds=timeout),
-        wait_for_workers=False,  # it would count them, without telling which are missing
-        multi_tenant=True,  # the process group then uses the same
+        wait_for_workers=False,  # it would count them, but not name the missing ones
+        multi_tenant=True,  # the process group uses the same store
     )
     names = [f"vaswani/process {number}" for number in range(world_size)]
     missing: list[int] = []
@@ -153,13 +155,13 @@ def _roll_call(rank: int, world_size: int, timeout: int) -> dist.Store:
             if time.monotonic() > deadline:
                 raise _missing(missing, world_size, timeout)
             time.sleep(POLL_SECONDS)
-    except dist.DistError as error:  # the first has stopped waiting
+    except dist.DistError as error:  # process 0 has stopped waiting
         raise _missing(missing or [0], world_size, timeout) from error
     return store
 
 
 def _wait_for_first(address: str, port: int, world_size: int, timeout: int) -> None:
-    """Wait until the store can be reached. A store of torch that cannot connect prints a screen of text."""
+    """Wait until the store can be reached: a torch store that cannot connect prints a long message."""
     deadline = time.monotonic() + timeout
     while True:
         try:

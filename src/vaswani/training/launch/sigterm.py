@@ -13,14 +13,14 @@ from vaswani.errors import StoppedError
 
 
 class Terminated(BaseException):
-    """SIGTERM came. No library catches it as an error of its own, just as KeyboardInterrupt."""
+    """SIGTERM arrived. A BaseException, as KeyboardInterrupt, so that no library handles it as an error."""
 
 
 class HeldBack:
     """A handler that only records the signal.
 
     Attributes:
-        came: whether it has come.
+        came: whether the signal has arrived.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ def ends_on_sigterm(tell: Callable[[], str]) -> Iterator[None]:
         tell: returns the rest of the message, after "stopped by SIGTERM".
 
     Raises:
-        StoppedError: the signal came.
+        StoppedError: the signal arrived.
     """
     with _handler(_raise):
         try:
@@ -52,7 +52,7 @@ def sigterm_held_back() -> Iterator[None]:
     """Delay SIGTERM until the end of this context, such as while the final model is written.
 
     Raises:
-        Terminated: at the end, if the signal came.
+        Terminated: at the end, if the signal arrived.
     """
     held = HeldBack()
     with _handler(held):
@@ -67,7 +67,7 @@ def _raise(*_: Any) -> NoReturn:
 
 @contextmanager
 def _handler(handler: Callable) -> Iterator[None]:
-    """Set a handler of SIGTERM in the main thread; others cannot have one."""
+    """Set a handler of SIGTERM in the main thread; other threads cannot set one."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
