@@ -74,7 +74,7 @@ def test_a_run_leaves_a_model_that_stands_alone(tiny_run, capsys):
 def test_a_split_that_is_trained_on_is_told(tiny_run, tmp_path, capsys):
     copied = shutil.copy(tiny_run["train_file"], tmp_path / "copied.jsonl")
     run(tiny_run, max_steps=1, test_file=copied, max_test_rows=2, eval_strategy="no")
-    told = "is a file of the training too: its scores do not tell how the model does on other texts"
+    told = "is also a training file: its scores do not show how the model does on unseen texts"
     assert f"test {told}" in capsys.readouterr().out
     run({**tiny_run, "output_dir": tmp_path / "other"}, max_steps=1, max_test_rows=2, eval_strategy="no")
     assert told not in capsys.readouterr().out

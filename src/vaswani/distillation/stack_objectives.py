@@ -115,7 +115,7 @@ class StackObjective(Objective, ABC):
             return None
         return "The teacher's outputs are not finite there: give another, or set teacher_dtype=float32"
 
-    # ------------------------------------------------------------------------------ what a kind of model has
+    # ------------------------------------------------------------------------ steps that depend on the model
 
     def logits_that_count(self, inputs: dict[str, Any], *models: Any) -> AbstractContextManager[None]:
         """Let models compute only the logits of a batch that the losses need."""

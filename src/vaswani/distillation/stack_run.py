@@ -235,7 +235,7 @@ class StackDistillation(BaseRun):
         train_unless_done(run)
         return load_checkpoint(config.output_dir, config.training.device, auto_class=self.auto_class)[0]
 
-    # ------------------------------------------------------------------------------ what a kind of model has
+    # ------------------------------------------------------------------------ steps that depend on the model
 
     def objective(self, trainer: Any) -> StackObjective:
         """The losses of the student."""

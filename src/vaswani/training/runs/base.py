@@ -40,11 +40,11 @@ from vaswani.training.trainer.resuming import check_resumable, manifest_of
 
 Tokenizers = tuple[
     PreTrainedTokenizerBase, PreTrainedTokenizerBase
-]  # of sources and of targets; or one, twice
+]  # of sources and of targets; a single tokenizer is given twice
 
 
 class BaseRun(ABC):
-    """A training run; each kind of run fills in the steps that are its own.
+    """Base class of training runs; each subclass implements the steps that differ.
 
     Writes `training_config.yaml` (the resolved configuration), `corpus.json` (where the data came from), the
     tokenizers, checkpoints, the final model, its scores and its card.
@@ -52,7 +52,7 @@ class BaseRun(ABC):
 
     def __init__(self, config: Any):
         self.config = config
-        self.checkpoint: Path | None = None  # that the run goes on from
+        self.checkpoint: Path | None = None  # the checkpoint to resume from
         self.history: list[dict[str, Any]] = []  # settings that changed when the run was resumed
 
     def run(self) -> dict[str, float]:
@@ -94,7 +94,7 @@ class BaseRun(ABC):
         check_metric(training.metric_for_best_model, ["loss", *self.metrics])
         rehearse(training)
         self.checkpoint = checkpoint_to_resume(config.output_dir, training.resume_from_checkpoint)
-        handwritten_card(config.output_dir)  # it is read at the end
+        handwritten_card(config.output_dir)  # fails now rather than at the end, if the card is unreadable
         if self.checkpoint:
             self.history = check_resumable(self.checkpoint, config).record
         with _first_the_main_process():
@@ -127,7 +127,7 @@ class BaseRun(ABC):
         return splits, tokenizers, trainer
 
     def _with_fewer_test_rows(self, splits: dict[str, Any]) -> dict[str, Any]:
-        """The splits, of whose test rows only `max_test_rows` stay."""
+        """Return the splits with at most `max_test_rows` test rows."""
         if "test" not in splits:
             return splits
         return {**splits, "test": at_most(splits["test"], self.config.training.max_test_rows)}
@@ -137,11 +137,11 @@ class BaseRun(ABC):
         trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
         trainer.stop_on_signal.raise_if_stopped()
         trainer.finite_updates.raise_if_nothing_was_learned()
-        trainer.save_model(_internal_call=True)  # not pushed yet: it has no scores
+        trainer.save_model(_internal_call=True)  # not pushed yet, without scores
         trainer.save_state()
-        trainer.accelerator.wait_for_everyone()  # then the model is there for all processes
+        trainer.accelerator.wait_for_everyone()  # now all processes see the saved model
 
-    # --------------------------------------------------------------------------- the steps of a kind of run
+    # --------------------------------------------------------------- steps that each kind of run implements
 
     @abstractmethod
     def check(self) -> None:
@@ -150,20 +150,20 @@ class BaseRun(ABC):
     @property
     @abstractmethod
     def metrics(self) -> Sequence[str]:
-        """What an evaluation computes, beside the loss, by which models can be ranked."""
+        """The metrics that an evaluation computes besides the loss, and by which models can be ranked."""
 
     def read(self, splits: Sequence[str] = SPLITS) -> Corpus:
-        """The corpus with those of the splits that exist."""
+        """Read the corpus with those of the splits that exist."""
         return load_corpus(self.config.data.corpus, splits)
 
     def load(self) -> Corpus:
-        """The corpus with all its splits, among them those that training and its evaluations need."""
+        """Read the corpus with all its splits; raise `UserError` if a split is missing that the run needs."""
         corpus = self.read()
         self.check_splits(corpus)
         return corpus
 
     def check_splits(self, corpus: Corpus) -> None:
-        """Raise `UserError` without rows to train on or, where a run is evaluated, to evaluate on."""
+        """Raise `UserError` without rows to train on or, if training evaluates, without validation rows."""
         corpus.split("train")
         if self.config.training.eval_strategy != "no" and "validation" not in corpus.splits:
             raise UserError(
@@ -171,29 +171,29 @@ class BaseRun(ABC):
             )
 
     def identity(self, corpus: Corpus) -> dict[str, Any]:
-        """What a resumed run must find again: the rows, and what else it learns from."""
+        """Identify the rows, and all else that the run learns from; a resumed run must find the same."""
         return corpus.identity()
 
     @abstractmethod
     def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
-        """The tokenizers of a run that begins."""
+        """The tokenizers of a new run."""
 
     @abstractmethod
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
-        """The model as it is before training."""
+        """The model before training."""
 
     def revise(self, corpus: Corpus, tokenizers: Tokenizers) -> None:  # noqa: B027 - optional
-        """Change the rows of training before they are tokenized; all processes do so at once."""
+        """Change the training rows before they are tokenized; all processes call this together."""
 
     @abstractmethod
     def tokenize(self, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, Any]:
-        """The rows of each split as the trainer takes them."""
+        """The rows of each split in the form that the trainer expects."""
 
     @abstractmethod
     def build_trainer(
         self, splits: dict[str, Any], tokenizers: Tokenizers, model: PreTrainedModel
     ) -> BaseTrainer:
-        """A trainer for the tokenized splits: of `train`, and of `validation` if there is one."""
+        """A trainer for the tokenized splits `train` and, if there is one, `validation`."""
 
     @abstractmethod
     def evaluate(self, trainer: Any, splits: dict[str, Any], tokenizers: Tokenizers) -> dict[str, float]:
@@ -202,12 +202,12 @@ class BaseRun(ABC):
     def report(self) -> None:  # noqa: B027 - most kinds of runs have nothing to add
         """Extend the report of a finished run, before its card is written."""
 
-    # -------------------------------------------------------------------------------- what several kinds use
+    # --------------------------------------------------------------------- helpers for several kinds of runs
 
     def new_tokenizer(
         self, corpus: Corpus, columns: Sequence[str], **options: Any
     ) -> PreTrainedTokenizerBase:
-        """A tokenizer whose vocabulary the first process learns from columns of training, for all."""
+        """A tokenizer that the main process trains on columns of the training split, for all processes."""
         trained = None
         if PartialState().is_main_process:
             texts, data = self._vocabulary_texts(corpus, columns), self.config.data
@@ -216,7 +216,7 @@ class BaseRun(ABC):
         return broadcast_object_list([trained])[0]
 
     def _vocabulary_texts(self, corpus: Corpus, columns: Sequence[str]) -> Iterator[list[str]]:
-        """The texts of training from which a vocabulary is learned, in batches."""
+        """Yield the training texts from which a vocabulary is learned, in batches."""
         rows = corpus.split("train")
         if self.config.data.tokenizer_rows is not None:
             rows = rows.take(self.config.data.tokenizer_rows)
@@ -225,7 +225,7 @@ class BaseRun(ABC):
 
     @property
     def positions(self) -> int | None:
-        """Most tokens of a text or source that the model has positions for; None for any number."""
+        """The number of positions of the model for a text or source; None if there is no limit."""
         model = self.config.model
         return model.max_position_embeddings if model.position_embedding == "learned" else None
 
@@ -238,7 +238,10 @@ class BaseRun(ABC):
             )
 
     def check_budget(self, split: str, longest: int, remedy: str = "lower max_length") -> None:
-        """Raise `UserError` if the longest row of a split fits no batch; `remedy`: what else would help."""
+        """Raise `UserError` if the longest row of a split does not fit into a batch.
+
+        The message names `remedy` as an alternative to larger batches.
+        """
         budget = self.config.training.max_tokens_per_batch
         if longest > budget:
             raise UserError(
@@ -247,7 +250,7 @@ class BaseRun(ABC):
             )
 
     def trainer_options(self, splits: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
-        """Arguments of every trainer."""
+        """The arguments that every trainer gets."""
         patience = self.config.training.early_stopping_patience
         return {
             "model": model,
@@ -258,7 +261,7 @@ class BaseRun(ABC):
         }
 
     def row_counts(self, corpus: Corpus, splits: dict[str, Any]) -> dict[str, str]:
-        """What became of the rows of each split, in words."""
+        """Describe how many rows of each split are kept and used."""
         counts = {}
         for name, rows in splits.items():
             kept = corpus.reports[name]
@@ -267,28 +270,28 @@ class BaseRun(ABC):
         return counts
 
     def labels(self) -> Sequence[str]:
-        """The labels that the model tells apart; none, unless it is trained on labels."""
+        """The labels that the model predicts; empty unless it is trained on labels."""
         return ()
 
     def what_is_used(self, split: str, rows: Dataset, kept: int) -> str:
-        """What a run uses of the rows of a split that were kept, in words."""
+        """Describe how many of the kept rows of a split are used; empty if all are."""
         return f", of which {len(rows):,} are used" if len(rows) < kept else ""
 
     def origin(self, splits: dict[str, Any], tokenizers: Tokenizers) -> dict[str, Any]:
-        """What `corpus.json` tells beside the corpus: the model on the Hub that a run begins with."""
+        """Entries of `corpus.json` besides the corpus: the model on the Hub that the run starts from."""
         model = getattr(self.config.model, "model", None)
         return {} if model is None or Path(model).is_dir() else {"base_model": model}
 
     def record_settings(self) -> None:
-        """Write the settings in force; from here on there is something to resume."""
+        """Write the resolved settings; from now on, the run can be resumed."""
         self.config.output_dir.mkdir(parents=True, exist_ok=True)
         self.config.save(self.config.output_dir / SETTINGS_FILE, self.history)
 
     def _record(self, provenance: dict[str, Any], tokenizers: Tokenizers) -> None:
-        """Write down what the run is made of, before it begins."""
+        """Write the settings, the tokenizers and the origin of the data before training begins."""
         folder = self.config.output_dir
         self.record_settings()
-        (folder / EVALUATION_FILE).unlink(missing_ok=True)  # of an earlier end of this run
+        (folder / EVALUATION_FILE).unlink(missing_ok=True)  # from before the run was resumed
         save_tokenizers(*tokenizers, folder)
         told = json.dumps(provenance, indent=2, ensure_ascii=False)
         (folder / CORPUS_FILE).write_text(told, encoding="utf-8")
@@ -296,10 +299,10 @@ class BaseRun(ABC):
 
 @contextmanager
 def owned_output(config: BaseConfig) -> Iterator[None]:
-    """Keep other runs out of `output_dir`; of several processes, the first does it for all.
+    """Keep other runs out of `output_dir`; the first of several processes does so for all.
 
     Raises:
-        UserError: another run is in the folder, or it cannot be written to.
+        UserError: another run uses the folder, or it cannot be written to.
     """
     check_writable(config.output_dir)
     if config.training.process_index > 0:
@@ -311,7 +314,7 @@ def owned_output(config: BaseConfig) -> Iterator[None]:
 
 @contextmanager
 def _first_the_main_process() -> Iterator[None]:
-    """The main process of each machine reads and tokenizes; the others then find it in the cache."""
+    """Let the main process of each machine read and tokenize first; the others then use its cache."""
     state = PartialState()
     if not state.is_local_main_process:
         datasets.disable_progress_bars()
@@ -323,7 +326,7 @@ def publish(config: BaseConfig) -> None:
     """Write the card of a finished run and, with `push_to_hub`, push the model with it.
 
     Raises:
-        RunError: it could not be pushed; the command that pushes it is named.
+        RunError: the push failed; the message names the command that pushes the model.
     """
     if not PartialState().is_main_process:
         return
@@ -353,7 +356,7 @@ def _check_same_model(arguments: Any, model: PreTrainedModel, checkpoint: Path) 
 
 
 def _how_to_evaluate(trainer: BaseTrainer, output_dir: Path) -> str:
-    """What to do with a run that is stopped between the end of its training and that of its evaluation."""
+    """Return how to evaluate a run that was stopped after its training and before its scores were saved."""
     saved = f"after training; the model is saved in {output_dir} and has no scores yet"
     if (output_dir / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}").is_dir():
         return f"{saved}: --resume_from_checkpoint true evaluates it without further training"
@@ -361,12 +364,10 @@ def _how_to_evaluate(trainer: BaseTrainer, output_dir: Path) -> str:
 
 
 def _announce(counts: dict[str, str], trainer: BaseTrainer, seen: list[str], labels: Sequence[str]) -> None:
-    """Print the rows, which splits are `seen` in training, the labels, and the sizes of model and tokens."""
+    """Print the rows, the splits that are `seen` in training, the labels, and the sizes of the model."""
     print(*(f"{name}: {count}" for name, count in counts.items()), sep="\n")
     for name in seen:
-        print(
-            f"{name} is a file of the training too: its scores do not tell how the model does on other texts"
-        )
+        print(f"{name} is also a training file: its scores do not show how the model does on unseen texts")
     if labels:
         print(f"{len(labels):,} labels: {listing(labels)}")
     model, sharding = trainer.model, trainer.sharding

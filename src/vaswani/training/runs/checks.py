@@ -1,4 +1,4 @@
-"""What would fail late in a training, checked before its corpus is read."""
+"""Checks, before the corpus is read, for problems that would fail late in a training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vaswani.training.config.arguments import BaseTrainingArguments
 from vaswani.training.config.options import BaseConfig
 
 STEPS = 100
-OF_THE_LIBRARY = ("every_n_layers", "offload")  # options of checkpointing that are not torch's
+OF_THE_LIBRARY = ("every_n_layers", "offload")  # checkpointing options of transformers, not torch
 TINY = VaswaniEncoderConfig(
     vocab_size=4, d_model=2, encoder_layers=1, encoder_attention_heads=1, encoder_ffn_dim=1
 )
@@ -46,14 +46,14 @@ def check_metric(name: str | None, known: Sequence[str]) -> None:
 
 
 def check_attention_kernel(auto_class: Any, shape: PreTrainedConfig, kernel: str | None) -> None:
-    """Raise `UserError` unless a model of this shape can have this attention kernel."""
+    """Raise `UserError` unless a model of this shape supports this attention kernel."""
     if kernel is not None:
         with torch.device("meta"), _blamed_on(f"attn_implementation={kernel}"):
             auto_class.from_config(copy.deepcopy(shape), attn_implementation=kernel, trust_remote_code=False)
 
 
 def rehearse(args: BaseTrainingArguments) -> None:
-    """Train a tiny model for no time: make its trainer, optimizer and schedule, and throw them away.
+    """Build a trainer, optimizer and schedule for a tiny model, and discard them.
 
     Raises:
         UserError: an option does not work; the message names it.
@@ -78,7 +78,7 @@ def rehearse(args: BaseTrainingArguments) -> None:
         given = f"lr_scheduler_type={_value(args.lr_scheduler_type)}"
         with _blamed_on(f"{given} with lr_scheduler_kwargs={args.lr_scheduler_kwargs}"):
             trainer.create_scheduler(STEPS, trainer.optimizer)
-    if args.gradient_checkpointing:  # which all versions of transformers keep equal to its newer name
+    if args.gradient_checkpointing:  # equal to activation_checkpointing in all versions of transformers
         options: Any = args.gradient_checkpointing_kwargs or {}
         with _blamed_on(f"activation_checkpointing_kwargs={options}"):
             of_torch = {name: value for name, value in options.items() if name not in OF_THE_LIBRARY}
@@ -89,7 +89,7 @@ def rehearse(args: BaseTrainingArguments) -> None:
 
 
 def _check_optim_args(trainer: transformers.Trainer, args: BaseTrainingArguments) -> None:
-    """Make the optimizer; raise `UserError` for one of `optim_args` without which it is the same."""
+    """Make the optimizer; raise `UserError` for one of `optim_args` that changes nothing."""
     given, made = args.optim_args, _make_optimizer(trainer)
     if not given:
         return
@@ -98,7 +98,7 @@ def _check_optim_args(trainer: transformers.Trainer, args: BaseTrainingArguments
         args.optim_args = ",".join(other for other in pairs if other != pair) or None
         try:
             without = _make_optimizer(trainer)
-        except Exception:  # the others need it
+        except Exception:  # the others need this one
             continue
         if without == made:
             raise UserError(
@@ -117,7 +117,7 @@ def _make_optimizer(trainer: transformers.Trainer) -> str:
 
 
 def _check_accelerator(args: BaseTrainingArguments) -> None:
-    """Raise `UserError` for what `accelerator_config` sets about batches, which are ours."""
+    """Raise `UserError` for batch options of `accelerator_config`: this project makes the batches itself."""
     defaults: Any = AcceleratorConfig()
     for name in ("split_batches", "dispatch_batches", "even_batches"):
         if (value := getattr(args.accelerator_config, name)) != getattr(defaults, name):
@@ -155,7 +155,7 @@ def _check_compile_mode(args: BaseTrainingArguments) -> None:
 
 
 def _check_hub(args: BaseTrainingArguments) -> None:
-    """Raise `UserError` where a push would fail, as far as that is known without the Hub."""
+    """Raise `UserError` if a push would fail, as far as is known without contacting the Hub."""
     if not args.push_to_hub:
         return
     name = args.hub_model_id or Path(args.output_dir or ".").absolute().name

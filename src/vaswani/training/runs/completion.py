@@ -1,4 +1,4 @@
-"""A fine-tuning on completions: from a causal language model and prompts to one that completes them."""
+"""Fine-tuning of a causal language model on completions of prompts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class CompletionRun(BaseRun):
 
     @cached_property
     def pretrained(self) -> Pretrained:
-        """What the run begins with."""
+        """The model that the run starts from."""
         return open_pretrained(str(self.config.model.model), AutoModelForCausalLM, ready_to_complete)
 
     # ----------------------------------------------------------------------------------- before the corpus
@@ -78,13 +78,13 @@ class CompletionRun(BaseRun):
         return splits
 
     def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
-        """The tokenizer of the model; its own batches are padded on the left, as `generate` needs them."""
+        """The tokenizer of the model, set to pad on the left, as `generate` needs."""
         tokenizer = self.pretrained.tokenizer
         tokenizer.padding_side = "left"
         return tokenizer, tokenizer
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
-        """The causal language model; its plain calls of `generate` end with the end token."""
+        """The causal language model; `generate` stops at the end token by default."""
         folder = self.pretrained.folder
         if holds_adapter(folder):
             model = load_checkpoint(folder, "cpu", torch.float32, auto_class=AutoModelForCausalLM)[0]
@@ -145,9 +145,9 @@ def completed(
     """Some rows, evenly spread, with what the model generates greedily after their prompts.
 
     Args:
-        model: in evaluation mode.
-        tokenizer: decodes.
-        rows: token ids (see `tokenize_completions`).
+        model: a model in evaluation mode.
+        tokenizer: the tokenizer that decodes.
+        rows: rows of token ids (see `tokenize_completions`).
         longest: most tokens of a prompt and its completion.
     """
     chosen = rows.select(evenly_spread(len(rows), NUM_EXAMPLES))

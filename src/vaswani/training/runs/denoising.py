@@ -1,4 +1,4 @@
-"""Pre-trainings of encoder-decoders, which learn to write what was removed from a text."""
+"""Pre-training of encoder-decoders that learn to write the text that was removed from a source."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ WARNED_SHARE = 0.1  # of the tokens
 class DenoisingRun(PretrainingRun):
     """Trains an encoder-decoder to write the text that was removed from its source.
 
-    Tokenizers frame texts as in `vaswani train`, so that the model can be fine-tuned there as it is.
+    Tokenizers add the same special tokens as in `vaswani train`, so the model can be fine-tuned there as it
+    is.
     """
 
     purpose = "translation"
@@ -55,12 +56,12 @@ class DenoisingRun(PretrainingRun):
 
     @abstractmethod
     def noise(self, tokenizer: PreTrainedTokenizerBase) -> Noise:
-        """What removes text from a row."""
+        """The noise function, which removes text from a row."""
 
     @property
     @abstractmethod
     def longest_target(self) -> int:
-        """Most tokens of a target, without those around every text."""
+        """The most tokens of a target, without the special tokens around every text."""
 
     # ----------------------------------------------------------------------------------- before the corpus
 
@@ -88,7 +89,7 @@ class DenoisingRun(PretrainingRun):
 
     @cached_property
     def given_tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The tokenizer that the configuration of a new model names, with the markers that it lacks."""
+        """The tokenizer that a new model's configuration names, with all markers; None if one is trained."""
         name = self.config.data.tokenizer
         if name is None:
             return None
@@ -101,7 +102,7 @@ class DenoisingRun(PretrainingRun):
         return self.with_markers(ready_for_pairs(of_sources, name))
 
     def with_markers(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-        """A tokenizer with all markers; a copy if it lacks some."""
+        """Return the tokenizer with all markers: a copy if it lacks some."""
         return with_markers(tokenizer, self.markers)
 
     # ----------------------------------------------------------------------------------- model and rows
@@ -113,7 +114,7 @@ class DenoisingRun(PretrainingRun):
         return model_config(self.config.model, size, size, one_vocabulary=True, **tokens)
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
-        """A model whose plain calls of `generate` write as much as the targets hold."""
+        """The model; by default, `generate` stops at the length of the longest targets."""
         model: Any = super().build_model(tokenizers)
         if self.pretrained is not None:
             fill_in_special_tokens(model, self.pretrained.tokenizer)
@@ -140,11 +141,11 @@ class DenoisingRun(PretrainingRun):
 
 
 class SpanDenoisingRun(DenoisingRun):
-    """Spans of tokens are removed, as in T5."""
+    """Removes spans of tokens, as in T5."""
 
     @property
     def span_noise(self) -> SpanNoise:
-        """How much is removed."""
+        """The share of removed tokens and the length of spans."""
         task: SpanDenoisingObjective = self.config.task
         return SpanNoise(task.noise_density, task.mean_noise_span_length)
 
@@ -158,7 +159,7 @@ class SpanDenoisingRun(DenoisingRun):
 
     @property
     def num_sentinels(self) -> int:
-        """The sentinels that the longest sequence needs."""
+        """The number of sentinels that the longest sequence needs."""
         return self.span_noise.num_sentinels(self.config.data.max_length)
 
     @property
@@ -166,12 +167,12 @@ class SpanDenoisingRun(DenoisingRun):
         return sentinel_names(max(self.num_sentinels, FEWEST_SENTINELS))
 
     def with_markers(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-        """A tokenizer with enough sentinels; its own are kept."""
+        """Return the tokenizer if it has enough sentinels, otherwise one with all markers."""
         has_enough = len(sentinel_ids(tokenizer)) >= self.num_sentinels
         return tokenizer if has_enough else super().with_markers(tokenizer)
 
     def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase, name: str | Path) -> None:
-        """Raise `UserError` for one with too few sentinels."""
+        """Raise `UserError` for a tokenizer with too few sentinels."""
         needed, found = self.num_sentinels, len(sentinel_ids(tokenizer))
         if not found:
             raise UserError(
@@ -197,26 +198,26 @@ class SpanDenoisingRun(DenoisingRun):
 
 
 class GapSentencesRun(DenoisingRun):
-    """Sentences are removed, as in PEGASUS."""
+    """Removes sentences, as in PEGASUS."""
 
     markers = (MASK_TOKEN,)
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._left_out: dict[str, str] = {}  # of each split, in words
+        self._left_out: dict[str, str] = {}  # description of what is left out of each split
 
     @property
     def choice(self) -> GapChoice:
-        """Which sentences are removed."""
+        """The share and the choice of the removed sentences."""
         task: GapSentencesObjective = self.config.task
         return GapChoice(task.gap_sentence_ratio, task.gap_sentence_strategy)
 
     def with_markers(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-        """A tokenizer with a mask; its own is kept."""
+        """Return the tokenizer if it has a mask for sentences, otherwise one with all markers."""
         return tokenizer if sentence_mask(tokenizer) is not None else super().with_markers(tokenizer)
 
     def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase, name: str | Path) -> None:
-        """Raise `UserError` for one without a mask."""
+        """Raise `UserError` for a tokenizer without a mask for sentences."""
         if sentence_mask(tokenizer) is None:
             raise UserError(
                 f"the tokenizer in {name} has no mask for a sentence; give a model that was trained on "
@@ -232,7 +233,7 @@ class GapSentencesRun(DenoisingRun):
         return GapPieces(self.config.data.max_length, self.choice)
 
     def usable(self, split: str, rows: Any) -> Any:
-        """The pieces with two sentences or more, one of which can be removed."""
+        """The pieces of two or more sentences, from which one can be removed."""
         if isinstance(rows, IterableDataset):
             return rows.filter(lambda row: row["source_length"] > 0)
         lengths = np.array(rows["length"][:])

@@ -1,4 +1,4 @@
-"""Evaluate a pre-trained model on texts, or one that completes prompts, as its training does at its end."""
+"""Evaluate a model on texts, or on completions of prompts, as its training does at the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vaswani.training.runs.language_modelling import PretrainingRun, tell_scores
 from vaswani.training.runs.models import Pretrained, open_pretrained
 from vaswani.training.runs.pretraining import RUNS, CausalLMRun
 
-# Fields of the training that its scores depend on.
+# Fields of the training that the scores depend on.
 SETTINGS_OF_TRAINING = ("text_field", "documents", "max_length", "seed")
 OF_OBJECTIVE: dict[str, tuple[str, ...]] = {
     "masked": ("mask_probability", "whole_word_masking", "next_sentence"),
@@ -34,13 +34,13 @@ OF_OBJECTIVE: dict[str, tuple[str, ...]] = {
     "gap_sentences": ("gap_sentence_ratio", "gap_sentence_strategy"),
 }
 SETTINGS_OF_COMPLETIONS = ("prompt_field", "completion_field", "messages_field", "max_length", "seed")
-USUAL_LENGTH = 512  # tokens of a sequence, where no training and no positions tell
+USUAL_LENGTH = 512  # default tokens of a sequence, if neither a training nor positions decide it
 
 Config = TypeVar("Config", bound=BaseConfig)
 
 
 class _CausalEvaluation(CausalLMRun):
-    """A run of any causal model, which only evaluates."""
+    """A run that only evaluates, for any causal model."""
 
     def _check_pretrained(self, pretrained: Pretrained) -> None:
         if isinstance(pretrained.config, VaswaniDecoderConfig):
@@ -61,15 +61,16 @@ def evaluate_language_model(
 ) -> dict[str, Any]:
     """Score a language model on the texts of a split; print the scores.
 
-    Settings of the training that is recorded in the folder hold where none are given, so that the scores are
-    those of that training. Sequences are as long as there, or as the model's positions.
+    Settings that are not given are those of the training recorded in the folder, so the scores are those of
+    that training. Sequences are as long as in that training or, without one, as the model's positions allow,
+    up to `max_tokens_per_batch` (default 512).
 
     Args:
-        folder: of the model.
-        objective: of a pre-training, one of `OF_OBJECTIVE`.
-        split: of the corpus.
+        folder: folder of the model.
+        objective: objective of a pre-training, one of `OF_OBJECTIVE`.
+        split: split of the corpus.
         max_rows: number of sequences to evaluate on, evenly spread; None means all.
-        tell: is called with the counts of the rows that were read.
+        tell: called with the counts of the rows that were read.
         settings: fields of a `PretrainingConfig`, such as the corpus; None means not given.
 
     Returns:
@@ -95,7 +96,7 @@ def evaluate_completions(
 ) -> dict[str, Any]:
     """Score a causal language model on the completions of prompts, or on the answers in chats.
 
-    Args and errors as `evaluate_language_model`, with fields of a `CompletionConfig`.
+    Arguments and errors are as in `evaluate_language_model`; `settings` are fields of a `CompletionConfig`.
 
     Returns:
         The content of `evaluation.json`, with `perplexity` and `accuracy` of the tokens of the completions,
@@ -117,7 +118,7 @@ def _evaluated(
 ) -> tuple[Any, Dataset]:
     """Evaluate the model of a run on a split; return the trainer and the tokenized rows."""
     corpus = run.read([split])
-    corpus.split(split)  # raises where there is none
+    corpus.split(split)  # raises if it is missing
     data = run.config.data
     tell(f"{split} of {data.dataset or ' and '.join(data.test_file)}: {corpus.reports[split]}")
     run.check()
@@ -133,7 +134,7 @@ def _evaluated(
 def _settings(
     folder: Path, field: str, expected: str, names: Sequence[str], given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the given settings and, if the `field` of the training is as expected, those of the training."""
+    """Return the given settings and, if the recorded training has the expected `field`, its settings."""
     recorded = read_settings(folder)
     kept = recorded if recorded.get(field, "masked") == expected else {}
     values = {name: kept[name] for name in names if kept.get(name) is not None}

@@ -12,8 +12,8 @@ import datasets
 from vaswani.errors import UserError, causes, is_full_disk, one_line
 from vaswani.training.trainer.checkpoints import last_complete_checkpoint
 
-FULL = 64 * 2**20  # bytes that are free on a disk on which a file has not found room
-# Words of gloo and NCCL where another process is gone.
+FULL = 64 * 2**20  # a disk with fewer free bytes counts as full
+# Phrases in errors of gloo and NCCL if another process is gone.
 _LOST_PEER = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -21,7 +21,7 @@ _LOST_PEER = (
     "NCCL",
     "DistBackendError",
 )
-# Words of PyTorch where memory is full, on GPUs and CPUs.
+# Phrases in errors of PyTorch if memory is full, on GPUs and CPUs.
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
 
 
@@ -31,7 +31,7 @@ def describe_failure(error: BaseException, output_dir: Path) -> str:
 
 
 def what_was_saved(output_dir: Path) -> str:
-    """Return the checkpoint from which a run can continue, in words."""
+    """Describe the checkpoint from which a run can continue."""
     checkpoint = last_complete_checkpoint(output_dir)
     if checkpoint is None:
         return "no checkpoint to resume from had been saved"
@@ -49,7 +49,7 @@ def _cause(error: BaseException, output_dir: Path) -> str:
         )
     text = one_line(error)
     if _is_lost_peer(error):
-        return f"another process of this training is gone; see what it wrote last ({text})"
+        return f"another process of this training is gone; see its last message ({text})"
     if is_out_of_memory(error):
         return (
             "out of memory: set activation_checkpointing=true, as a resumed run may too, or start a new run "
@@ -66,7 +66,7 @@ def _is_lost_peer(error: BaseException) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that the memory of the machine or of its device is full."""
+    """Return True if an error means that the memory of the machine or of its device is full."""
     return isinstance(error, MemoryError) or any(words in str(error).lower() for words in _OUT_OF_MEMORY)
 
 
@@ -92,13 +92,13 @@ def _full_disk(error: BaseException, output_dir: Path) -> str:
 
 
 def _free_bytes(folder: Path) -> int:
-    """Free bytes of the disk on which a folder is, or will be."""
+    """Free bytes of the disk that holds, or will hold, a folder."""
     return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
 
 
 @contextmanager
 def blame_size() -> Iterator[None]:
-    """Raise `UserError` where the model alone does not fit into memory."""
+    """Raise `UserError` if the model alone does not fit into memory."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""A fine-tuning: from a pre-trained model and labelled texts to a model of a task and its scores.
+"""Fine-tuning of a pre-trained model on labelled texts, and its scores.
 
 A decoder classifies a text by the state of its end token (Radford et al., 2018, "Improving Language
 Understanding by Generative Pre-Training", section 3.3).
@@ -62,12 +62,12 @@ class FinetuningRun(BaseRun):
 
     @cached_property
     def scores(self) -> LabelScores:
-        """What the trainer computes its metrics with."""
+        """The `compute_metrics` of the trainer."""
         return LabelScores(self.task)
 
     @cached_property
     def pretrained(self) -> Pretrained:
-        """What the run begins with; the tokenizer of a decoder ends each text that is to be classified."""
+        """The model that the run starts from; a decoder's tokenizer ends each text to classify."""
         task = self.config.data.task
         ready = ready_to_tag if task == "tagging" else ready_to_classify
         return open_pretrained(str(self.config.model.model), TASKS[task].auto_class, ready)
@@ -90,7 +90,7 @@ class FinetuningRun(BaseRun):
         self.check_given_weights()
 
     def check_given_weights(self) -> None:
-        """Raise `UserError` unless the given weights can be trained as it is asked for."""
+        """Raise `UserError` unless the given weights can be trained as requested."""
         self._check_lm_loss()
         check_weights(self.pretrained.folder, self.pretrained.config)
         check_freeze(self.config)
@@ -98,7 +98,7 @@ class FinetuningRun(BaseRun):
         check_adapter(self.config, self.pretrained, auto_class, shape)
 
     def _check_pooling(self) -> None:
-        """Raise `UserError` where `classifier_pooling` has no effect."""
+        """Raise `UserError` if `classifier_pooling` has no effect."""
         pooling, config = self.config.model.classifier_pooling, self.pretrained.config
         if pooling is None:
             return
@@ -111,7 +111,7 @@ class FinetuningRun(BaseRun):
             )
 
     def _check_lm_loss(self) -> None:
-        """Raise `UserError` where `lm_loss_weight` cannot work: logits are states times the embedding."""
+        """Raise `UserError` if `lm_loss_weight` cannot work: its logits are states times the embedding."""
         args = self.config.training
         if not args.lm_loss_weight:
             return
@@ -136,14 +136,14 @@ class FinetuningRun(BaseRun):
         return load_labelled(self.config.data.corpus, splits)
 
     def load(self) -> Corpus:
-        """The labelled texts, of which the labels of training are those of the task."""
+        """Read the labelled texts; the labels of the training split become those of the task."""
         corpus = super().load()
         task_class = TASKS[self.config.data.task]
         labels = corpus.split("train")["label"][:]
         self.task = task_class(self._in_the_models_order(task_class.names_in(labels)))
         for split, rows in corpus.splits.items():
             self.task.check_known(rows["label"][:], split)
-        if isinstance(self.task, Tagging) and not mark_spans(self.task.names):  # then none are scored
+        if isinstance(self.task, Tagging) and not mark_spans(self.task.names):  # no span scores then
             check_metric(self.config.training.metric_for_best_model, ["loss", "token_accuracy"])
         return corpus
 
@@ -151,12 +151,12 @@ class FinetuningRun(BaseRun):
         return self.task.names
 
     def _in_the_models_order(self, names: list[str]) -> list[str]:
-        """A model that tells these labels apart already keeps the numbers that it knows them by."""
+        """Return the names in the model's order if it has the same labels, so that their numbers stay."""
         known = names_of(self.pretrained.config)
         return known if sorted(known) == sorted(names) else names
 
     def tokenize(self, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, Dataset]:
-        """Rows as token ids; of tagging, whose scores are of every word, only those of training are cut."""
+        """Rows as token ids. For tagging, only training rows are truncated: scores count every word."""
         splits = {}
         for split, rows in corpus.splits.items():
             cuts = split == "train" or self.config.data.task != "tagging"
@@ -206,11 +206,11 @@ class FinetuningRun(BaseRun):
         return evaluate_finished(trainer, splits, partial(_tell, self.scores))
 
 
-# ---------------------------------------------------------------------------------- what the evaluation tells
+# ----------------------------------------------------------------------------------- output of the evaluation
 
 
 class LabelScores:
-    """The `compute_metrics` of a fine-tuning; holds the latest scores with what they were computed from."""
+    """The `compute_metrics` of a fine-tuning; holds the latest scores, predictions and references."""
 
     def __init__(self, task: LabelTask):
         self.task = task
@@ -228,7 +228,7 @@ class LabelScores:
         return self.scores
 
     def resampled(self) -> dict[str, np.ndarray]:
-        """Each score of bootstrap resamples of the rows: float64 [R]."""
+        """Each score on bootstrap resamples of the rows: float64 [R]."""
         return self.metric.resampled_scores(self.metric.table(self.predictions, self.references))
 
     def estimates(self) -> dict[str, Estimate]:
@@ -264,7 +264,7 @@ def _show(told: dict[str, Any], loss: float) -> None:
 
 
 def _show_example(text: Any, prediction: Any, reference: Any, text_pair: str | None = None) -> None:
-    """A text and its label, or tagged words; and what is right, if that is something else."""
+    """Print a text and its label, or tagged words, and the reference if it differs."""
     wrong = "" if prediction == reference else f"  (reference: {_shown(text, reference)})"
     if isinstance(text, list):
         print(f"{_shown(text, prediction)}{wrong}")

@@ -14,12 +14,12 @@ from vaswani.files.file_locks import open_locked
 
 LOCK_FILE = ".lock"
 
-_held: set[int] = set()  # descriptors of this process; a copy of it, such as a data loader, holds no lock
+_held: set[int] = set()  # descriptors of this process; a fork of it, such as a data loader, holds no lock
 
 
 @contextmanager
 def only_run_in(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which is made if it does not exist; one that stays empty is removed again.
+    """Hold the lock of a folder. A missing folder is created, and removed again if it stays empty.
 
     A lock file of a dead process does not block. A file system without locks causes a warning.
 
@@ -31,7 +31,7 @@ def only_run_in(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        (folder / LOCK_FILE).unlink(missing_ok=True)  # while it is held, so that nobody else's is deleted
+        (folder / LOCK_FILE).unlink(missing_ok=True)  # while locked, so that no other run's is deleted
         _held.discard(descriptor)
         os.close(descriptor)
         with suppress(OSError):  # not empty
@@ -47,9 +47,9 @@ def _open_locked(folder: Path) -> int:
             folder.mkdir(parents=True, exist_ok=True)
             descriptor = open_locked(path)
             break
-        except FileNotFoundError:  # its owner has just ended and removed the folder
+        except FileNotFoundError:  # its owner has just removed the folder
             continue
-        except FileExistsError as error:  # the same, between the two looks that mkdir takes
+        except FileExistsError as error:  # the same, between two steps of mkdir
             if _is_other_than_a_folder(error.filename):
                 raise
         except BlockingIOError:
@@ -73,7 +73,7 @@ def _is_other_than_a_folder(path: str) -> bool:
 
 
 def _owner(path: Path) -> str:
-    """Return what a lock file says; nothing if it is gone."""
+    """Return the content of a lock file; empty if the file is gone."""
     with suppress(OSError):
         return path.read_bytes().decode(errors="replace").strip()
     return ""

@@ -1,4 +1,4 @@
-"""The steps of every pre-training, whatever its objective, and how it tells its scores."""
+"""The steps that all pre-trainings share, and the output of their scores."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SCORE_NAMES = {
 
 
 class PretrainingRun(BaseRun):
-    """What pre-trainings of all objectives have in common."""
+    """Base class for pre-training runs of all objectives."""
 
     config: PretrainingConfig
     purpose: Purpose
@@ -49,7 +49,7 @@ class PretrainingRun(BaseRun):
 
     @cached_property
     def pretrained(self) -> Pretrained | None:
-        """What the run goes on with; None where it begins with new weights."""
+        """The model that the run continues; None if it starts from new weights."""
         arguments = self.config.model
         if not isinstance(arguments, ContinuedModelArguments):
             return None
@@ -70,7 +70,7 @@ class PretrainingRun(BaseRun):
             )
 
     def _check_new(self) -> None:
-        """Raise `UserError` unless the shape makes a model that has positions for the sequences."""
+        """Raise `UserError` unless the shape is valid and has positions for the sequences."""
         data = self.config.data
         if self.given_tokenizer is None and data.tokenizer_kind != "byte":
             check_vocab_size(data.vocab_size, self.purpose, self.markers, data.tokenizer_kind)
@@ -88,7 +88,7 @@ class PretrainingRun(BaseRun):
 
     @cached_property
     def given_tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The tokenizer that the configuration of a new model names; None where one is trained."""
+        """The tokenizer that the configuration of a new model names; None if one is trained."""
         name = self.config.data.tokenizer
         if name is None:
             return None
@@ -98,7 +98,7 @@ class PretrainingRun(BaseRun):
         self.check_tokenizer(tokenizer, name)
         return tokenizer
 
-    # ----------------------------------------------------------------------------- what the objective decides
+    # --------------------------------------------------------------------- steps that depend on the objective
 
     @property
     def metrics(self) -> Sequence[str]:
@@ -111,7 +111,7 @@ class PretrainingRun(BaseRun):
 
     @property
     def markers(self) -> Sequence[str]:
-        """The special tokens that stand for removed text, of a vocabulary that is learned."""
+        """The special tokens for removed text that a trained vocabulary gets."""
         return ()
 
     @abstractmethod
@@ -119,13 +119,13 @@ class PretrainingRun(BaseRun):
         """Raise `UserError` unless the objective can be trained with a tokenizer that was given.
 
         Args:
-            tokenizer: that was given, or a given model's.
-            name: for the message.
+            tokenizer: a given tokenizer, or that of a given model.
+            name: its name, for the message.
         """
 
     @abstractmethod
     def model_config(self, tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedConfig:
-        """A new model's configuration; without a tokenizer, for one that will be trained."""
+        """The configuration of a new model; None stands for a tokenizer that will be trained."""
 
     def of_tokenizer(self, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, int | None]:
         """The fields of a new model's configuration that the tokenizer decides."""
@@ -147,7 +147,7 @@ class PretrainingRun(BaseRun):
     # ---------------------------------------------------------------------------- tokenizer, rows and model
 
     def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
-        """A vocabulary learned from the texts of training, or that of all bytes; or that of the model."""
+        """The tokenizer of the given model; for a new one, the given tokenizer or a newly trained one."""
         tokenizer = self._new_tokenizer(corpus) if self.pretrained is None else self.pretrained.tokenizer
         return tokenizer, tokenizer
 
@@ -159,7 +159,7 @@ class PretrainingRun(BaseRun):
         return self.new_tokenizer(corpus, ["text"], **options)
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
-        """A new model with the heads that are trained, or the one that the run goes on with."""
+        """A new model with the heads that are trained, or the model that the run continues."""
         if self.pretrained is None:
             return new_model(self.config, self.auto_class, self.model_config(tokenizers[0]))
         return pretrained_model(self.config, self.pretrained, self.auto_class, {})
@@ -177,11 +177,11 @@ class PretrainingRun(BaseRun):
         return splits
 
     def usable(self, split: str, rows: Any) -> Any:
-        """The sequences of a split that can be learned from: all, unless an objective asks more of them."""
+        """The sequences of a split that the objective can learn from: by default, all."""
         return rows
 
     def what_is_used(self, split: str, rows: Dataset, kept: int) -> str:
-        """The sequences that the documents make, in words."""
+        """Describe the sequences that the documents make."""
         return f": {len(rows):,} sequences of {sum(rows['length'][:]):,} tokens"
 
     # ------------------------------------------------------------------------------- trainer and evaluation
@@ -202,7 +202,7 @@ class PretrainingRun(BaseRun):
         return evaluate_finished(trainer, splits, lambda split, rows, _: tell_scores(trainer, split, rows))
 
 
-# ---------------------------------------------------------------------------------- what the evaluation tells
+# ----------------------------------------------------------------------------------- output of the evaluation
 
 
 def tell_scores(trainer: PretrainingTrainer, split: str, rows: Dataset) -> dict[str, Any]:
@@ -222,7 +222,7 @@ def show_estimates(
 
 
 def scores_with_resamples(trainer: PretrainingTrainer) -> dict[str, tuple[float, np.ndarray]]:
-    """The scores of the latest evaluation, each with those of bootstrap resamples of its rows [R]."""
+    """The scores of the latest evaluation, each with its values on bootstrap resamples of the rows [R]."""
     sums = trainer.sums
     resampled = [trainer.scores_of(sums[rows].sum(0)) for rows in resampled_rows(len(sums))]
     return {

@@ -1,4 +1,4 @@
-"""The model that a training begins with: a new one, or a pre-trained one with a head for its task."""
+"""The model that a training starts from: a new one, or a pre-trained one with a head for its task."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def config_from(config_class: type[Shape], arguments: FamilyArguments, **others:
     """Return a model's configuration from the arguments of a run and other fields, such as `vocab_size`.
 
     Raises:
-        UserError: the values make no model; for example, the heads do not divide the width.
+        UserError: the values are invalid; for example, the heads do not divide the width.
     """
     values = asdict(arguments)
     values.pop("attn_implementation")
@@ -96,7 +96,7 @@ def seed_everything(config: BaseConfig) -> None:
 
 
 def kernel_options(config: BaseConfig) -> dict[str, Any]:
-    """Return the attention kernel of a run as an option of the Auto classes; without it, they choose one."""
+    """Return the attention kernel of a run as an option of the Auto classes, which choose one by default."""
     kernel = config.model.attn_implementation
     return {"attn_implementation": kernel} if kernel else {}
 
@@ -109,11 +109,11 @@ class Pretrained:
     """A pre-trained model whose weights are not loaded yet."""
 
     folder: Path
-    config: PreTrainedConfig  # of a model with no head, or with that of another task
+    config: PreTrainedConfig  # the model may have no head, or the head of another task
     tokenizer: PreTrainedTokenizerBase  # pads on the right
     longest: int | None  # most tokens of a text or source, special tokens included; None for any number
-    longest_target: int | None  # likewise, of a target
-    new_tokens: int | None = None  # of a tokenizer that was made ready for a decoder; None of any other
+    longest_target: int | None  # most tokens of a target, likewise
+    new_tokens: int | None = None  # tokens added to prepare a decoder's tokenizer; None for any other model
 
     def check_length(self, length: int, name: str = "max_length") -> None:
         """Raise `UserError` for sequences with more tokens than the model has positions."""
@@ -128,13 +128,13 @@ class Pretrained:
 
 
 def is_decoder(config: PreTrainedConfig) -> bool:
-    """Return whether a model is a decoder alone, such as GPT-2. (BERT, a masked model, can be causal too.)"""
+    """Return True if a model is decoder-only, such as GPT-2. (BERT, a masked model, can be causal too.)"""
     causal, masked = models_of(AutoModelForCausalLM), models_of(AutoModelForMaskedLM)
     return type(config) in causal and type(config) not in masked and not config.is_encoder_decoder
 
 
 def without_tied_output(config: PreTrainedConfig) -> str | None:
-    """Return what a model is, unless a decoder whose logits are its last states times its embedding."""
+    """Describe a model, unless it is a decoder whose logits are its last states times its embedding."""
     if not is_decoder(config):
         return f"no decoder, but a model of type {config.model_type!r}"
     model = meta_model(config, AutoModelForCausalLM)
@@ -153,9 +153,10 @@ def open_pretrained(name: str, auto_class: Any, decoders_tokenizer: MakeReady | 
     """Open a folder, or a model on the Hub, for an Auto class, without loading its weights.
 
     Args:
-        name: of the folder or the model.
-        auto_class: that will load it.
-        decoders_tokenizer: makes the tokenizer of a decoder ready; the name is for its messages.
+        name: name of the folder or the model.
+        auto_class: the Auto class that will load it.
+        decoders_tokenizer: function that prepares the tokenizer of a decoder; its second argument names the
+            tokenizer in messages.
 
     Raises:
         UserError: there is no model, the class does not load it, or there is no usable tokenizer.
@@ -187,11 +188,11 @@ def named_tokenizers(name: str, kind: str) -> tuple[PreTrainedTokenizerBase, Pre
     """Open the source and target tokenizers of a folder, of a model on the Hub, or of a SentencePiece model.
 
     Args:
-        name: of the folder, the model or the file.
-        kind: `tokenizer_kind` of the configuration, which is for tokenizers that are trained.
+        name: name of the folder, the model or the file.
+        kind: `tokenizer_kind` of the configuration, which only applies to trained tokenizers.
 
     Raises:
-        UserError: there is none, it cannot be read, or the configuration asks for a kind too.
+        UserError: there is none, it cannot be read, or the configuration also sets a kind.
     """
     if kind != "bpe":
         raise UserError(
@@ -210,9 +211,9 @@ def named_tokenizers(name: str, kind: str) -> tuple[PreTrainedTokenizerBase, Pre
 def _longest(
     config: PreTrainedConfig, auto_class: Any, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[int | None, int | None]:
-    """The tokens of a source and of a target that a model has positions for.
+    """The most tokens of a source and of a target that a model has positions for.
 
-    Asks the model itself: it may have fewer positions than its configuration says, as RoBERTa does.
+    Reads them from the model itself, which may have fewer than its configuration says, as RoBERTa does.
     """
     with torch.device("meta"):
         model = auto_class.from_config(config, trust_remote_code=False)
@@ -226,13 +227,13 @@ def load_with_head(
 
     Args:
         pretrained: the model.
-        auto_class: of the task.
-        fields: of the configuration, for the task's labels.
-        options: of `from_pretrained`.
+        auto_class: the Auto class of the task.
+        fields: fields of the configuration, for the task's labels.
+        options: options of `from_pretrained`.
 
     Returns:
-        The model, and the names of its new weights, drawn from torch's generator: of a head that the saved
-        model lacks or has in another size.
+        The model, and the names of its new weights, which are drawn from torch's generator: the weights of a
+        head that the saved model lacks or has in another size.
 
     Raises:
         UserError: weights of the saved model are missing or damaged, or an option does not work.
@@ -272,7 +273,7 @@ def new_with_head(
 
 
 def _fit_to_tokenizer(model: PreTrainedModel, pretrained: Pretrained) -> None:
-    """Give a decoder the padding that its tokenizer got for it; check that model and tokenizer agree."""
+    """Give a decoder the padding token that its tokenizer got; check that model and tokenizer agree."""
     tokenizer, embedding = pretrained.tokenizer, model.get_input_embeddings()
     rows = int(embedding.weight.shape[0])  # type: ignore[index]
     if pretrained.new_tokens is not None:

@@ -1,4 +1,4 @@
-"""A pre-training: from texts to a language model, or an encoder-decoder, and its scores."""
+"""Pre-training of a language model or an encoder-decoder on texts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from vaswani.training.runs.models import DECODERS, Pretrained, config_from
 
 
 def pretrain(config: PretrainingConfig) -> dict[str, float]:
-    """Train a language model or an encoder-decoder on texts, new or given (see `BaseRun.run`)."""
+    """Train a new or given language model or encoder-decoder on texts (see `BaseRun.run`)."""
     return run_of(config).run()
 
 
@@ -49,7 +49,7 @@ def run_of(config: PretrainingConfig) -> PretrainingRun:
 
 
 class MaskedLMRun(PretrainingRun):
-    """Trains an encoder to find masked tokens, and perhaps to tell whether segments follow each other."""
+    """Trains an encoder to predict masked tokens and, optionally, whether segments follow each other."""
 
     purpose = "masked"
 
@@ -70,7 +70,7 @@ class MaskedLMRun(PretrainingRun):
         super()._check_pretrained(pretrained)
 
     def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase, name: str | Path) -> None:
-        """Raise `UserError` for one without a mask, or without token types where they are needed."""
+        """Raise `UserError` for a tokenizer without a mask, or without the token types or words needed."""
         boundary_token_ids(tokenizer)
         if tokenizer.mask_token_id is None:
             raise UserError(
@@ -89,16 +89,16 @@ class MaskedLMRun(PretrainingRun):
 
     @property
     def metrics(self) -> Sequence[str]:
-        """With the accuracy on next sentences where they are told."""
+        """The metrics, with the accuracy on next sentences if they are predicted."""
         return [*super().metrics, *(["next_sentence_accuracy"] if self.config.task.next_sentence else [])]
 
     @property
     def auto_class(self) -> Any:
-        """With a head for masked tokens, and one for next sentences where they are told."""
+        """The Auto class with a head for masked tokens and, if needed, one for next sentences."""
         return AutoModelForPreTraining if self.config.task.next_sentence else AutoModelForMaskedLM
 
     def model_config(self, tokenizer: PreTrainedTokenizerBase | None) -> VaswaniEncoderConfig:
-        token_types = 2 if self.config.task.next_sentence else 0  # of the two segments
+        token_types = 2 if self.config.task.next_sentence else 0  # one for each of the two segments
         fields = {"token_type_vocab_size": token_types, **self.of_tokenizer(tokenizer)}
         return config_from(VaswaniEncoderConfig, self.config.model, **fields)
 
@@ -119,14 +119,14 @@ class MaskedLMRun(PretrainingRun):
 
 
 def _tells_next_sentences(config: PreTrainedConfig) -> bool:
-    """Whether the model has a head for next sentences, and can be told the segments apart."""
+    """Return True if the model has a head for next sentences and token types for the segments."""
     types = getattr(config, "token_type_vocab_size", getattr(config, "type_vocab_size", None)) or 0
     model_class: Any = models_of(AutoModelForPreTraining)[type(config)]
     return types > 1 and "next_sentence_label" in signature(model_class.forward).parameters
 
 
 class CausalLMRun(PretrainingRun):
-    """Trains a decoder to tell each token from those before it."""
+    """Trains a decoder to predict each token from those before it."""
 
     purpose = "causal"
     auto_class: ClassVar[Any] = AutoModelForCausalLM
@@ -145,7 +145,7 @@ class CausalLMRun(PretrainingRun):
         self._check_packing(pretrained.config)
 
     def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase, name: str | Path) -> None:
-        """Raise `UserError` for one that is not of bytes, or that cannot tell packed documents apart."""
+        """Raise `UserError` for a tokenizer that is not byte-level, or cannot separate packed documents."""
         if not is_byte_level(tokenizer):
             raise UserError(
                 f"the tokenizer in {name} is not one of bytes, in which a causal language model is measured; "
@@ -169,7 +169,7 @@ class CausalLMRun(PretrainingRun):
         return config_from(VaswaniDecoderConfig, self.config.model, **self.of_tokenizer(tokenizer))
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
-        """A decoder, whose plain calls of `generate` do not stop after the library's 20 tokens."""
+        """A decoder; by default, `generate` stops at `max_length`, not after the library's 20 tokens."""
         model = super().build_model(tokenizers)
         model.generation_config.max_length = self.config.data.max_length
         return model

@@ -1,4 +1,4 @@
-"""A fine-tuning on questions: from a pre-trained model to one that answers them by spans of texts."""
+"""Fine-tuning of a pre-trained model to answer questions by spans of texts."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ PREDICTIONS, NBEST, NULL_ODDS = (
 
 
 class QuestionAnsweringRun(BaseRun):
-    """A training of a pre-trained model that marks the first and the last token of an answer."""
+    """Trains a pre-trained model to predict the first and the last token of an answer."""
 
     config: QuestionAnsweringConfig
 
     @cached_property
     def pretrained(self) -> Pretrained:
-        """What the run begins with; the tokenizer of a decoder ends the question and the text."""
+        """The model that the run starts from; a decoder's tokenizer ends the question and the text."""
         name = str(self.config.model.model)
         return open_pretrained(name, AutoModelForQuestionAnswering, ready_to_classify)
 
@@ -53,7 +53,7 @@ class QuestionAnsweringRun(BaseRun):
 
     @property
     def metrics(self) -> Sequence[str]:
-        """Those of answers."""
+        """The metrics of answers."""
         return list(AnswerMetric.names)
 
     def check(self) -> None:
@@ -72,7 +72,7 @@ class QuestionAnsweringRun(BaseRun):
         return load_questions(self.config.data.corpus, splits)
 
     def load(self) -> Corpus:
-        """The questions with all their splits; of those of the test, `max_test_rows` stay."""
+        """Read the questions of all splits, at most `max_test_rows` of the test split."""
         self.corpus = super().load()
         splits = self.corpus.splits
         for split in splits.keys() - {"train"}:
@@ -82,7 +82,7 @@ class QuestionAnsweringRun(BaseRun):
         return self.corpus
 
     def _with_fewer_test_rows(self, splits: dict[str, Any]) -> dict[str, Any]:
-        """All windows: there are none of questions that are left out."""
+        """Return all windows: `load` has left out test questions already."""
         return splits
 
     def tokenize(self, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, Dataset]:
@@ -95,7 +95,7 @@ class QuestionAnsweringRun(BaseRun):
         return splits
 
     def what_is_used(self, split: str, rows: Dataset, kept: int) -> str:
-        """The number of windows; of a test split that is shortened, also that of questions."""
+        """Describe the number of windows and, for a shortened split, the number of questions."""
         used = len(set(rows["row"][:])) if "row" in rows.column_names else kept
         return f"{f', of which {used:,} are used' if used < kept else ''}, in {len(rows):,} windows"
 
@@ -143,9 +143,9 @@ class QuestionAnsweringRun(BaseRun):
     def evaluate(
         self, trainer: QuestionTrainer, splits: dict[str, Any], tokenizers: Tokenizers
     ) -> dict[str, float]:
-        """Scores on the test split, or else on the validation split; printed and saved, as are the answers.
+        """Evaluate on the test split, or else on the validation split; print and save scores and answers.
 
-        The threshold for answering nothing is found on the validation split before, and saved with the model.
+        The threshold for giving no answer is first chosen on the validation split, and saved with the model.
         """
         if "test" in splits and "validation" in splits and self.scores.finds_threshold("validation"):
             self.scores.split = "validation"
@@ -175,15 +175,15 @@ class AnswerScores:
     """The `compute_metrics` of question answering; holds the latest answers.
 
     Args:
-        questions: of each split.
-        windows: of each split.
-        n_best: spans to keep of each question.
-        threshold: for answering nothing; None to find the best one on the validation split, where some
-            questions have no answer.
+        questions: the questions of each split.
+        windows: the windows of each split.
+        n_best: number of spans to keep for each question.
+        threshold: threshold for giving no answer; None to choose the best one on the validation split, if
+            some of its questions have no answer.
 
     Attributes:
         split: the name of the split that is evaluated.
-        latest: what its evaluation found.
+        latest: the results of its evaluation.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class AnswerScores:
         self._read: dict[str, tuple[list[str], list[Window], list[list[str]]]] = {}
 
     def finds_threshold(self, split: str) -> bool:
-        """Whether an evaluation of this split looks for the best threshold."""
+        """Return True if an evaluation of this split chooses the threshold."""
         return not self.is_given and split == "validation" and not all(self._of(split)[2])
 
     def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
@@ -221,7 +221,7 @@ class AnswerScores:
 
 
 def write_answers(folder: Path, names: Sequence[str], evaluation: AnswerEvaluation) -> None:
-    """Write what SQuAD's script reads: answers, the best spans and the odds of no answer, by id."""
+    """Write the files that SQuAD's script reads: answers, best spans and the odds of no answer, by id."""
     pairs = list(zip(names, evaluation.answers, strict=True))
     contents = {
         PREDICTIONS: {name: answer.text for name, answer in pairs},

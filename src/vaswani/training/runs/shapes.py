@@ -1,4 +1,4 @@
-"""The model that a configuration makes, without weights and without data."""
+"""Build the model that a configuration describes, without weights or data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vaswani.training.config.pretraining_arguments import PretrainingConfig
 from vaswani.training.runs.pretraining import run_of
 from vaswani.training.runs.translation import model_config
 
-NEW_MODELS = ("train", "pretrain")  # commands whose configurations say what a model looks like
+NEW_MODELS = ("train", "pretrain")  # commands whose configurations describe a new model
 REMEDY = "give one of `vaswani train` or `vaswani pretrain`, or a model's config.json"
 
 
@@ -29,7 +29,7 @@ def configured_model(given: str) -> PreTrainedModel:
             model's own configuration, which has a `model_type`.
 
     Raises:
-        UserError: there is no such configuration, or it does not say what a model looks like.
+        UserError: there is no such configuration, or it does not describe a model.
     """
     values = _read(given)
     if "model_type" in values:

@@ -1,4 +1,4 @@
-"""Which weights of a given model a run trains: an adapter's, or all but those of frozen parts."""
+"""Select the weights of a given model that a run trains: an adapter's, or all but those of frozen parts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def check_adapter(config: Any, pretrained: Pretrained, auto_class: Any, shape: P
     """Raise `UserError` for settings of an adapter that cannot work, or have no effect without one.
 
     Args:
-        config: of the run.
-        pretrained: the model that it begins with.
-        auto_class: of the model that is trained.
-        shape: likewise.
+        config: configuration of the run.
+        pretrained: the model that the run starts from.
+        auto_class: Auto class of the model that is trained.
+        shape: configuration of the model that is trained.
     """
     arguments, adapter, training = config.model, config.adapter, config.training
     if adapter.lora_rank is None:
@@ -53,7 +53,7 @@ def check_adapter(config: Any, pretrained: Pretrained, auto_class: Any, shape: P
 
 
 def _check_vocabulary(pretrained: Pretrained, model: PreTrainedModel) -> None:
-    """Raise `UserError` if the model would get an embedding for a new token: an adapter does not hold it."""
+    """Raise `UserError` if the model would get an embedding for a new token: adapters do not save it."""
     rows = model.get_input_embeddings().weight.shape[0]  # type: ignore[index]
     if pretrained.new_tokens and len(pretrained.tokenizer) > rows:
         raise UserError(
@@ -73,10 +73,10 @@ def check_freeze(config: Any) -> None:
 
 
 def only_trained_parts(model: PreTrainedModel, config: Any) -> PreTrainedModel:
-    """Add the adapter that a run trains, or freeze the parts that it does not; print how much is trained.
+    """Add the adapter that a run trains, or freeze the parts that it does not train; print the trained size.
 
     "embeddings" are those of all stacks, with the output layer if it shares their weights; "encoder" is the
-    encoder of an encoder-decoder, with its embeddings, or all of a model but its head.
+    encoder of an encoder-decoder, with its embeddings, or the whole model except its head.
     """
     arguments, adapter = config.model, config.adapter
     if adapter.lora_rank is not None:

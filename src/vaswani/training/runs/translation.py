@@ -1,4 +1,4 @@
-"""A training of an encoder-decoder, new or trained: from a configuration to a saved model and its scores."""
+"""Training of an encoder-decoder on pairs of texts, from new weights or from a given model."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ from vaswani.training.trainer.seq2seq import Trainer
 
 logger = logging.getLogger(__name__)
 
-ROWS_TO_DECODE = 100  # of training, to see whether their targets come back from their tokens
+ROWS_TO_DECODE = 100  # training rows to check that targets decode to themselves
 
 
 def train(config: RunConfig) -> dict[str, float]:
@@ -89,7 +89,7 @@ class TrainingRun(BaseRun):
         check_task(data.task)
 
     def check_model(self) -> None:
-        """Raise `UserError` unless the settings of the model and its vocabulary make one."""
+        """Raise `UserError` unless the settings of the model and its vocabulary are valid together."""
         data, model = self.config.data, self.config.model
         sizes = (data.vocab_size, data.vocab_size)
         if self.given_tokenizers is not None:
@@ -112,19 +112,19 @@ class TrainingRun(BaseRun):
 
     @property
     def target_positions(self) -> int | None:
-        """Most tokens of a target that the model has positions for; None for any number."""
+        """The number of positions of the model for a target; None if there is no limit."""
         return self.positions
 
     @property
     def expects_one_vocabulary(self) -> bool:
-        """Whether sources and targets will have one vocabulary, as far as the configuration tells."""
+        """True if sources and targets will have one vocabulary, according to the configuration."""
         if self.given_tokenizers is not None:
             return has_one_vocabulary(*self.given_tokenizers)
         return self.config.data.shared_vocab
 
     @cached_property
     def given_tokenizers(self) -> Tokenizers | None:
-        """The tokenizers that the configuration names, ready to be used; None where they are trained."""
+        """The tokenizers that the configuration names, ready for use; None if they are trained."""
         name, target_name = self.config.data.tokenizer, self.config.data.target_tokenizer
         if name is None:
             if target_name is not None:
@@ -136,7 +136,7 @@ class TrainingRun(BaseRun):
             of_target = named_tokenizers(target_name, kind)[1]
         source = ready_for_pairs(of_source, name)
         target = source if of_target is of_source else ready_for_pairs(of_target, target_name or name)
-        special_tokens(source, target)  # raises where they do not agree
+        special_tokens(source, target)  # raises if they do not agree
         if not self.config.data.shared_vocab and has_one_vocabulary(source, target):
             raise UserError(
                 f"shared_vocab=false trains two vocabularies, and tokenizer={name} gives one for both sides; "
@@ -146,12 +146,12 @@ class TrainingRun(BaseRun):
 
     @property
     def metrics(self) -> Sequence[str]:
-        """Those of the task, unless evaluation decodes nothing."""
+        """The metrics of the task; empty if evaluation does not decode."""
         decodes = self.config.training.predict_with_generate
         return list(METRICS_OF_TASK[self.config.data.task]) if decodes else []
 
     def _check_lengths(self) -> None:
-        """Raise `UserError` where the longest rows of training fit no batch or have too few positions."""
+        """Raise `UserError` if the longest training rows fit no batch or exceed the model's positions."""
         data, budget = self.config.data, self.config.training.max_tokens_per_batch
         for name in ("max_source_length", "max_target_length"):
             self.check_positions(name, getattr(data, name))
@@ -209,35 +209,35 @@ class TrainingRun(BaseRun):
         return self.new_model(shape)
 
     def new_model(self, shape: PreTrainedConfig) -> PreTrainedModel:
-        """A model with new weights; the run's settings then say what its embeddings share."""
+        """Return a model with new weights, and record in the settings whether its embeddings are shared."""
         shares = shape.share_encoder_decoder_embeddings
         self.config.model = replace(self.config.model, share_encoder_decoder_embeddings=shares)
         return new_model(self.config, AutoModelForSeq2SeqLM, shape)
 
     def _shared_before(self) -> bool:
-        """Whether the checkpoint to go on from has one embedding, and nothing else was asked for."""
+        """Return True if the checkpoint to resume shares one embedding and the settings do not decide it."""
         if self.checkpoint is None or self.config.model.share_encoder_decoder_embeddings is not None:
             return False
         return getattr(AutoConfig.from_pretrained(self.checkpoint), "share_encoder_decoder_embeddings", False)
 
     def tokenize(self, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, Any]:
-        """The rows of each split as token ids; warns of targets that these do not hold whole."""
+        """The rows of each split as token ids; warns about targets that do not decode to themselves."""
         splits = {name: self._tokenized(corpus, tokenizers, name) for name in corpus.splits}
         if PartialState().is_main_process:
             _warn_of_lost_targets(corpus.split("train"), TextCodec(tokenizers[1], "target"))
         return splits
 
     def origin(self, splits: dict[str, Any], tokenizers: Tokenizers) -> dict[str, Any]:
-        """Also the share of unknown tokens of each side, which is printed."""
+        """As in `BaseRun`, with the share of unknown tokens of each side, which is also printed."""
         unknown = _tell_unknown(splits["train"], tokenizers)
         return {**super().origin(splits, tokenizers), **({"unknown_tokens": unknown} if unknown else {})}
 
     def _tokenized(self, corpus: Corpus, tokenizers: Tokenizers, split: str) -> Dataset | IterableDataset:
         """The rows of a split as token ids.
 
-        Training leaves out rows beyond the length limits, or cuts them off. Evaluation keeps them all, for
-        the score is that of the whole split, unless the model has no positions for them; it cuts sources
-        alone.
+        Training leaves out rows beyond the length limits or, with `truncate`, truncates them. Evaluation
+        scores the whole split, so it leaves out only rows that the model has no positions for and, with
+        `truncate`, truncates only sources.
         """
         data = self.config.data
         rows, report = corpus.splits[split], corpus.reports[split]
@@ -267,7 +267,7 @@ class TrainingRun(BaseRun):
     def build_trainer(
         self, splits: dict[str, Any], tokenizers: Tokenizers, model: PreTrainedModel, **options: Any
     ) -> Trainer:
-        """A trainer for the tokenized splits; with options of `trainer_class`."""
+        """A trainer for the tokenized splits; `options` are passed to `trainer_class`."""
         args, data = self.config.training, self.config.data
         source, target = tokenizers
         collator = Seq2SeqCollator(model.config.pad_token_id, model.config.decoder_start_token_id)
@@ -279,11 +279,11 @@ class TrainingRun(BaseRun):
                 max_target_length=data.max_target_length,
                 max_tokens=args.max_tokens_per_batch,
             )
-        # Without it, plain calls of `generate` stop after 20 tokens. The decoder's start token counts.
+        # Without a limit, `generate` stops after 20 tokens by default. The decoder's start token counts.
         longest = 1 + data.max_target_length
         generation: Any = model.generation_config
         generation.max_length = min(longest, position_limit(model) or longest)
-        generation.max_source_length = data.max_source_length  # where `Translator` stops by default
+        generation.max_source_length = data.max_source_length  # the default of `Translator`
         generation.update(**TextCodec(target, "target").start_options())
         return self.trainer_class(
             data_collator=collator,
@@ -304,13 +304,13 @@ class TrainingRun(BaseRun):
 
 
 class ContinuedRun(TrainingRun):
-    """A training of an encoder-decoder that exists, of vaswani or of transformers."""
+    """Continues the training of an encoder-decoder of vaswani or of transformers."""
 
     config: ContinuedRunConfig
 
     @cached_property
     def pretrained(self) -> Pretrained:
-        """What the run begins with."""
+        """The model that the run starts from."""
         return open_pretrained(str(self.config.model.model), AutoModelForSeq2SeqLM)
 
     @cached_property
@@ -335,7 +335,7 @@ class ContinuedRun(TrainingRun):
         _ = self.tokenizers
 
     def _check_conversion(self) -> None:
-        """Raise `UserError` if an adapter would be one of a converted model, which is not saved."""
+        """Raise `UserError` if an adapter would be trained on a converted model, which is not saved."""
         arguments = self.config.model
         if arguments.convert and self.config.adapter.lora_rank is not None:
             raise UserError(
@@ -373,7 +373,7 @@ class ContinuedRun(TrainingRun):
         return self.tokenizers
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
-        """The model with its trained weights, in float32; converted and partly frozen if it is asked for."""
+        """The model with its trained weights, in float32; converted and partly frozen if requested."""
         arguments = self.config.model
         seed_everything(self.config)
         model: Any = load_checkpoint(self.pretrained.folder, self.config.training.device, torch.float32)[0]
@@ -387,17 +387,19 @@ class ContinuedRun(TrainingRun):
 
 
 def begin_as_tokenizer(model: PreTrainedModel, target_tokenizer: PreTrainedTokenizerBase) -> None:
-    """Let a model begin targets in training as it does in translation: mBART's with their language."""
+    """Let targets begin with the same token in training as in translation: for mBART, their language."""
     start = TextCodec(target_tokenizer, "target").start_options().get("decoder_start_token_id")
     if start is not None:
         model.config.decoder_start_token_id = start
 
 
 def fill_in_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Take the first token of targets and the padding from elsewhere where the configuration lacks them.
+    """Fill in the decoder's start token and the padding token if the model's configuration lacks them.
+
+    They come from the generation configuration and from the tokenizer.
 
     Raises:
-        UserError: no file of the model tells how targets begin.
+        UserError: no file of the model says which token begins a target.
     """
     config: Any = model.config
     generation: Any = model.generation_config
@@ -430,8 +432,8 @@ def model_config(
         tokens: ids of special tokens, by default those of our own tokenizers.
 
     Raises:
-        UserError: the values make no model; for example, the heads do not divide the width, or two
-            vocabularies have one embedding.
+        UserError: the values are invalid; for example, the heads do not divide the width, or two
+            vocabularies share one embedding.
     """
     sizes: dict[str, Any] = {"vocab_size": vocab_size, "decoder_vocab_size": decoder_vocab_size}
     if arguments.share_encoder_decoder_embeddings is None:
@@ -447,7 +449,7 @@ def model_config(
 
 
 def _warn_of_lost_targets(rows: Dataset | IterableDataset, targets: TextCodec) -> None:
-    """Warn of targets that a model cannot write, because they do not come back from their tokens."""
+    """Warn about targets that a model cannot write because their tokens do not decode to them."""
     if isinstance(rows, IterableDataset):
         texts = [row["target"] for row in rows.take(ROWS_TO_DECODE)]
     else:
@@ -461,7 +463,7 @@ def _warn_of_lost_targets(rows: Dataset | IterableDataset, targets: TextCodec) -
 
 
 def _tell_unknown(rows: Dataset | IterableDataset, tokenizers: Tokenizers) -> dict[str, float]:
-    """Print and return the share of unknown tokens of each side that has such a token; none of a stream."""
+    """Print and return the share of unknown tokens of each side that has one; empty for a stream."""
     if isinstance(rows, IterableDataset):
         return {}
     sides: tuple[tuple[Side, str], ...] = (("source", "input_ids"), ("target", "labels"))
@@ -476,7 +478,7 @@ def _tell_unknown(rows: Dataset | IterableDataset, tokenizers: Tokenizers) -> di
     return {str(side): share for side, share in known.items()}
 
 
-# ---------------------------------------------------------------------------------- what the evaluation tells
+# ----------------------------------------------------------------------------------- output of the evaluation
 
 
 def _tell(
