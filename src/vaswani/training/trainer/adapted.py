@@ -1,4 +1,4 @@
-"""What a trainer has to know of a model with an adapter (see `hub/adapters.py`)."""
+"""Helpers for trainers of models with an adapter (see `hub/adapters.py`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def base_model(model: Any) -> Any:
 
 
 def describe_adapted(model: Any, folder: Path) -> None:
-    """Write what tells the adapted model beside its adapter; nothing for other models."""
+    """Write the files that identify an adapted model beside its adapter; nothing for other models."""
     whole = base_model(model)
     if whole is not model:
         from vaswani.hub.adapters import write_sample  # here: most models have no adapter

@@ -1,4 +1,4 @@
-"""Which checkpoints of a run `vaswani average` averages: the last, or the best."""
+"""Select the checkpoints of a run that `vaswani average` averages: the last, or the best."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vaswani.hub.hashes import check_whole
 from vaswani.training.config.arguments import LOWER_IS_BETTER
 
 PREFIX = "eval_"
-COSTS = ("runtime", "per_second", "model_preparation_time")  # of an evaluation, which are no metrics
+COSTS = ("runtime", "per_second", "model_preparation_time")  # logged with an evaluation, but not metrics
 
 
 def last_checkpoints(run: Path, count: int) -> list[Path]:
@@ -30,12 +30,13 @@ def last_checkpoints(run: Path, count: int) -> list[Path]:
 def best_checkpoints(run: Path, count: int, metric: str | None = None) -> list[Path]:
     """Return the best checkpoints of a run, the oldest of them first.
 
-    Of equal ones the older is better. Those that were not evaluated when they were saved do not count.
+    Of two equal checkpoints, the older one is better. Checkpoints that were not evaluated when they were
+    saved do not count.
 
     Args:
         run: the folder of the run.
-        count: of the checkpoints.
-        metric: of the evaluations in training, such as bleu. Greater is better, except for losses and
+        count: number of checkpoints.
+        metric: metric of the evaluations in training, such as bleu. Greater is better, except for losses and
             `LOWER_IS_BETTER`. None means the run's `metric_for_best_model`.
 
     Raises:
@@ -59,7 +60,7 @@ def best_checkpoints(run: Path, count: int, metric: str | None = None) -> list[P
 
 
 def _checkpoints(run: Path, count: int) -> list[Path]:
-    """Return the checkpoints of a run, the oldest first; raise a UserError if they are too few."""
+    """Return the checkpoints of a run, the oldest first; raise a UserError if there are too few."""
     if not run.is_dir():
         raise UserError(f"{run} is not a folder; give the folder of a run, with its checkpoints")
     try:
@@ -96,7 +97,7 @@ def _named(metric: str) -> tuple[str, bool]:
 
 
 def _evaluation(checkpoint: Path) -> dict[str, float]:
-    """Return the metrics of the model in a checkpoint that are numbers; none if it was not evaluated."""
+    """Return the finite metrics of the model in a checkpoint; empty if it was not evaluated."""
     state = read_object(checkpoint / TRAINER_STATE_NAME)
     logged = [entry for entry in state["log_history"] if entry.get("step") == state["global_step"]]
     last = {name: value for entry in logged for name, value in entry.items() if name.startswith(PREFIX)}

@@ -1,9 +1,9 @@
 """The base of all trainers: token-budget batches, the paper's schedule, exact evaluation, whole checkpoints.
 
-Everything else (mixed precision, accumulation, compilation, several devices, logging) is transformers'. Parts
-with a job of their own are objects beside the trainer: `Objective`, `Meter`, `LossMeans`, `FiniteUpdates`,
-`FinalAverage`, `StopOnSignal`, `Sharding`, `Publisher`. Section numbers refer to Vaswani et al. (2017),
-arXiv:1706.03762.
+Everything else (mixed precision, accumulation, compilation, several devices, logging) is transformers'.
+Separate tasks are separate objects that the trainer holds: `Objective`, `Meter`, `LossMeans`,
+`FiniteUpdates`, `FinalAverage`, `StopOnSignal`, `Sharding`, `Publisher`. Section numbers refer to Vaswani et
+al. (2017), arXiv:1706.03762.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ logger = logging.getLogger(__name__)
 class BaseTrainer(Trainer):
     """A transformers `Trainer` with batches of `args.max_tokens_per_batch` tokens at most, padding included.
 
-    Rows of a data set hold `input_ids` (a list of token ids) and whatever the collator makes a batch of. A
-    subclass may replace `prediction_step` (what is kept of an evaluated batch), `row_lengths` (what a row
-    costs), `compute_loss`, `save_tokenizers`, and name `extra_modules`. Predictions come back in the order of
-    the data set, each row once, whatever the batches and the number of processes. A checkpoint appears whole
-    or not at all, with the hash of each of its files; a resumed run ends with the same bits.
+    Rows of a data set hold `input_ids` (a list of token ids) and the other columns that the collator needs. A
+    subclass may override `prediction_step` (the outputs to keep of an evaluated batch), `row_lengths` (the
+    tokens that a row costs), `compute_loss` and `save_tokenizers`, and set `extra_modules`. Predictions come
+    back in the order of the data set, each row once, whatever the batches and the number of processes.
+    Checkpoints are written atomically, with the hash of each file; a resumed run gives bit-identical results.
 
     Args:
         train_data_collator: collates training batches in place of `data_collator`. If it has a method
@@ -80,12 +80,14 @@ class BaseTrainer(Trainer):
         kwargs: as for transformers' `Trainer`.
 
     Attributes:
-        identity: what the training rows were made from, for the manifest of checkpoints.
-        settings: of the training, likewise (see `resuming.manifest_of`); default those of `args`.
-        history: the settings that changed when it was resumed, likewise.
-        extra_modules: trained with the model and kept in files of their own in checkpoints, by name.
+        identity: the origin of the training rows, for the manifest of checkpoints.
+        settings: the settings of the training, for the manifest (see `resuming.manifest_of`); default: those
+            of `args`.
+        history: the settings that changed when the training was resumed, for the manifest.
+        extra_modules: modules, by name, that are trained with the model and saved in separate files of
+            checkpoints.
         forward_options: options of the model's forward pass.
-        objective: whose loss is trained (see `pursue`).
+        objective: the objective whose loss is trained (see `pursue`).
     """
 
     args: BaseTrainingArguments
@@ -133,10 +135,10 @@ class BaseTrainer(Trainer):
         self.num_epochs = 0
         self._resumed: TrainerState | None = None
         self._unfinished: Path | None = None  # folder in which a checkpoint is being written
-        self._schedule: Any = None  # the paper's, where the trainer made it
+        self._schedule: Any = None  # the paper's schedule, if the trainer made it
 
     def _tell_what_has_no_effect(self) -> None:
-        """Warn of arguments of transformers that were set and that no trainer of ours reads."""
+        """Warn about arguments of transformers that are set, but that our trainers do not use."""
         given = vars(self.args).keys() - library_defaults(self.args).keys()
         for name, reason in FIELDS_WITHOUT_EFFECT.items():
             if name in given and self.is_world_process_zero():
@@ -155,11 +157,11 @@ class BaseTrainer(Trainer):
 
     @property
     def num_replicas(self) -> int:
-        """Processes, or groups of them, that have batches of their own."""
+        """The number of processes, or groups of processes, that have their own batches."""
         return self.args.world_size // self.get_tp_size()
 
     def count_everywhere(self, count: torch.Tensor) -> torch.Tensor:
-        """The sum over all processes of a number of tokens or rows, by which losses are divided."""
+        """Sum a number of tokens or rows, by which losses are divided, over all processes."""
         count = count.to(self.args.device)
         if self.args.average_tokens_across_devices and self.args.world_size > 1:
             count = self.accelerator.gather(count).sum() / self.get_tp_size()
@@ -182,7 +184,7 @@ class BaseTrainer(Trainer):
             checkpoint = checkpoint_to_resume(self.output_dir, "true")
         else:
             checkpoint = Path(resume_from_checkpoint) if resume_from_checkpoint else None
-        if self.settings is None:  # a run has compared its own before it read the corpus
+        if self.settings is None:  # a run has compared them already, before reading the corpus
             self.settings = manifest_of(self.args)
             if checkpoint:
                 self.history = check_resumable(given_checkpoint(checkpoint), self.args).record
@@ -201,10 +203,10 @@ class BaseTrainer(Trainer):
             return output
         finally:
             hook.remove()
-            self.stop_on_signal.restore()  # a training that fails has no end
+            self.stop_on_signal.restore()  # a training that fails has no `on_train_end`
 
     def _expect_only_what_is_saved(self, model: torch.nn.Module, incompatible: Any) -> None:
-        """Tied weights are saved once, and `extra_modules` in other files: these may be missing."""
+        """Allow tied weights, which are saved once, and `extra_modules`, saved elsewhere, to be missing."""
         tied = getattr(model, "all_tied_weights_keys", {})
         incompatible.missing_keys[:] = [
             name
@@ -222,7 +224,7 @@ class BaseTrainer(Trainer):
         return self.num_epochs, *others, max_steps
 
     def _is_finished(self, max_steps: int) -> bool:
-        """Whether the checkpoint that is resumed was the last; the library would make one update more."""
+        """Return True if the resumed checkpoint was the last; the library would make one more update."""
         if self._resumed is None or self._resumed.global_step >= max_steps:
             return self._resumed is not None
         callbacks: Any = self._resumed.stateful_callbacks
@@ -257,18 +259,18 @@ class BaseTrainer(Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device
     ) -> tuple[list, Count]:
-        """As in transformers; also counts what losses are divided by, beside the labels."""
+        """As in transformers; also counts the divisors of losses other than the labels."""
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if batches:
             self.count_batches(batches)
         return batches, num_items
 
     def count_batches(self, batches: list[dict[str, Any]]) -> None:
-        """Count what losses are divided by, beside the labels, in the batches of one update."""
+        """Count the divisors of losses, other than the labels, in the batches of one update."""
         self.objective.counts(batches)
 
     def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, with `forward_options`, and surrounded by what the objective needs."""
+        """As in transformers, with `forward_options`, in the context that the objective needs."""
         with self.objective.of_batch(inputs):
             return super().compute_loss(model, {**inputs, **self.forward_options}, *args, **kwargs)
 
@@ -281,13 +283,13 @@ class BaseTrainer(Trainer):
         return loss
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
-        # All processes are here, before the update, with the gradient of all: they see the same.
+        # All processes get here before the update with the gradient of all, so they all decide alike.
         grad_norm = super()._get_grad_norm(model, grad_norm)
         self.finite_updates.check(model, grad_norm)
         return grad_norm
 
     def non_finite_cause(self, batches: list[dict[str, Any]]) -> str | None:
-        """What is wrong with batches and what to do, where the trained model is not the cause."""
+        """Return what is wrong and the remedy if the trained model is not the cause; otherwise None."""
         return self.objective.non_finite_cause(batches)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -300,7 +302,7 @@ class BaseTrainer(Trainer):
             if not some_skipped:
                 means[LOSS] = logs["loss"]
             elif not means:
-                del logs["loss"]  # the library counts skipped updates, with other numbers in their place
+                del logs["loss"]  # the library counts skipped updates too, with substituted losses
             logs |= means | self.meter.report()
         if "train_loss" in logs and self.finite_updates.skipped:
             logs["train_loss"] = self.loss_means.of_all()
@@ -309,7 +311,7 @@ class BaseTrainer(Trainer):
     # ------------------------------------------------------------------------------------------- checkpoints
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As in transformers, with hashes of what is saved, and no token in `training_args.bin`."""
+        """As in transformers, with hashes of the saved files, and without a token in `training_args.bin`."""
         folder = Path(output_dir or self.output_dir)
         if self.args.should_save:
             forget_hashes(folder)
@@ -328,7 +330,7 @@ class BaseTrainer(Trainer):
             self.push_to_hub(commit_message="Model save")
 
     def save_tokenizers(self, folder: Path) -> None:
-        """Write what belongs to the model beside `processing_class`, which transformers saves."""
+        """Write further tokenizers of the model; transformers saves `processing_class`."""
 
     @contextmanager
     def _only_the_model(self) -> Iterator[None]:
@@ -346,7 +348,7 @@ class BaseTrainer(Trainer):
         return str(self._unfinished or super()._get_output_dir(trial))
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        """As in transformers, but aside: what has the name of a checkpoint is whole."""
+        """As in transformers, but written under another name until the checkpoint is complete."""
         args, state, run_folder = self.args, self.state, Path(self._get_output_dir(trial))
         folder = unfinished_checkpoint(run_folder, state.global_step)
         with self.meter.paused():
@@ -358,7 +360,7 @@ class BaseTrainer(Trainer):
                 super()._save_checkpoint(model, trial)
             finally:
                 self._unfinished = None
-            self.accelerator.wait_for_everyone()  # then all have written their part
+            self.accelerator.wait_for_everyone()  # now all have written their part
             best = run_folder / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
             if state.best_global_step == state.global_step or best.exists():
                 state.best_model_checkpoint = str(best)
@@ -372,14 +374,14 @@ class BaseTrainer(Trainer):
                     output_dir=str(run_folder),
                     save_total_limit=args.save_total_limit,
                     best_model_checkpoint=state.best_model_checkpoint,
-                    use_mtime=False,  # a copied run has other times
+                    use_mtime=False,  # a copied run has other modification times
                 )
                 if args.push_to_hub:
                     self.publisher.push_checkpoint(checkpoint)
-            self.accelerator.wait_for_everyone()  # then it is there for all of them
+            self.accelerator.wait_for_everyone()  # now all processes see the checkpoint
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Do nothing: the library calls this before the checkpoint is whole."""
+        """Do nothing: the library calls this before the checkpoint is complete."""
 
     def _manifest(self) -> dict[str, Any]:
         return {
@@ -409,7 +411,7 @@ class BaseTrainer(Trainer):
         return Publisher(self)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """As in transformers; raises `UserError` where a push cannot work, before anything is trained."""
+        """As in transformers; raises `UserError` before training if a push cannot work."""
         self.publisher.open_repository(token, private)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
@@ -446,7 +448,7 @@ class BaseTrainer(Trainer):
     # -------------------------------------------------------------------------------------------- evaluation
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As in transformers; its time does not count as that of training."""
+        """As in transformers; its time does not count as training time."""
         with self.meter.paused():
             return super().evaluate(*args, **kwargs)
 
@@ -461,8 +463,8 @@ class BaseTrainer(Trainer):
         """Loss per label of the whole data set, and predictions padded with −100, in its order.
 
         Replaces the library's loop, which gives batches of any size the same weight in the loss, and repeats
-        rows when processes hold different numbers of them. The random numbers of the training go on as if
-        there were no evaluation: when it evaluates does not change what it learns.
+        rows when processes hold different numbers of them. An evaluation does not change the random numbers
+        of the training, so the times of evaluations do not change what the model learns.
         """
         try:
             with torch.random.fork_rng(devices=_gpus(self.args.device)):
@@ -493,7 +495,7 @@ class BaseTrainer(Trainer):
             columns = (_rows(batch, len(row_numbers)) for batch in (predictions, labels))
             rows += zip(row_numbers, *columns, strict=True)
             self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
-        # Once, where processes had the same batches.
+        # Each row once, even if processes had the same batches.
         gathered = {row[0]: row for row in gather_object(rows)}
         rows = [gathered[number] for number in sorted(gathered)]
         of_batches = [*dict(gather_object(losses)).values()]
@@ -515,7 +517,7 @@ class BaseTrainer(Trainer):
     def scores(
         self, dataset: Any, predictions: np.ndarray | None, labels: np.ndarray | None
     ) -> dict[str, float]:
-        """The result of `compute_metrics`; empty where predictions or labels of a data set are missing."""
+        """The result of `compute_metrics`; empty if predictions or labels of a data set are missing."""
         if self.compute_metrics is None or predictions is None or labels is None:
             return {}
         return self.compute_metrics(EvalPrediction(predictions=predictions, label_ids=labels))
@@ -523,7 +525,7 @@ class BaseTrainer(Trainer):
     # ----------------------------------------------------------------------------------------------- batches
 
     def row_lengths(self, dataset: Any) -> tuple[Sequence[int], Sequence[int] | None]:
-        """Tokens of each row [N], and those of its target [N] where that is a sequence of its own."""
+        """Tokens of each row [N], and of its target [N] if the target is a separate sequence."""
         return lengths_of(dataset, "input_ids", "length"), None
 
     def get_train_dataloader(self) -> DataLoader:
@@ -540,7 +542,7 @@ class BaseTrainer(Trainer):
             on_pass=getattr(self.train_data_collator, "set_epoch", None),
             splitter=self.splitter,
         )
-        # Not prepared by accelerate, which would share out the batches among the processes a second time.
+        # Not prepared by accelerate, which would distribute the batches over the processes a second time.
         return DataLoader(
             stream, batch_size=None, collate_fn=self.train_data_collator, **self._loader_options()
         )
@@ -592,11 +594,11 @@ class BaseTrainer(Trainer):
             loader,
             device=args.device,
             num_processes=self.num_replicas,
-            process_index=args.process_index // self.get_tp_size(),  # those of a group have one batch
+            process_index=args.process_index // self.get_tp_size(),  # a group has the same batches
             put_on_device=True,
             rng_types=self.accelerator.rng_types,
             dispatch_batches=False,
-            even_batches=False,  # there are as many for each
+            even_batches=False,  # all processes have equally many
             non_blocking=self.accelerator.non_blocking,
         )
 
@@ -617,9 +619,9 @@ def without_cache(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def lengths_of(dataset: Any, tokens: str, length: str) -> Sequence[int]:
-    """Tokens of each row [N], from a column of lengths where there is one, else by counting the tokens."""
+    """Tokens of each row [N], from a column of lengths if there is one, else by counting the tokens."""
     if length in getattr(dataset, "column_names", ()):
-        return dataset[length][:]  # at once, for a column by itself is read row by row
+        return dataset[length][:]  # [:] reads all at once; a bare column is read row by row
     return [len(row[tokens]) for row in dataset]
 
 
@@ -635,7 +637,7 @@ def _rows(batch: torch.Tensor | None, num_rows: int) -> list[Any]:
 
 
 def _pad(column: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    """One array [rows, ...] of arrays that may differ in their first length; −100 fills it."""
+    """Stack arrays that may differ in their first length to one array [rows, ...], padded with −100."""
     arrays = [array for array in column if array is not None]
     if not arrays:
         return None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class StopOnSignal(TrainerCallback):
-    """Saves a checkpoint and stops after the update in which SIGTERM came, in all processes at once.
+    """Saves a checkpoint and stops after the update in which SIGTERM arrived, in all processes at once.
 
     Schedulers, and machines that shut down, send SIGTERM some time before SIGKILL. It reaches processes at
     different moments, so in every update each process tells the others, and reads one update later what they
@@ -39,13 +39,13 @@ class StopOnSignal(TrainerCallback):
         self._before: Any = None
 
     def on_train_begin(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
-        """Listen, if this is the main thread, which alone can."""
+        """Listen for SIGTERM if this is the main thread; no other thread can."""
         self.signalled = self.has_stopped = False
         self._agreement = None
         self._before = None
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGTERM, self._note)
-            # It may have come before the first update.
+            # The signal may have arrived before the first update.
             self.signalled = isinstance(self._before, HeldBack) and self._before.came
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
@@ -56,7 +56,7 @@ class StopOnSignal(TrainerCallback):
         self.restore()
 
     def restore(self) -> None:
-        """Restore the old handler, which learns of a signal after the last update."""
+        """Restore the old handler, and pass on a signal that arrived after the last update."""
         if self._before is None:
             return
         signal.signal(signal.SIGTERM, self._before)
@@ -72,9 +72,9 @@ class StopOnSignal(TrainerCallback):
             self.has_stopped = control.should_save = control.should_training_stop = True
 
     def on_prediction_step(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
-        """Stop in an evaluation during training, which takes longer than a scheduler waits.
+        """Stop in an evaluation during training, which may take longer than a scheduler waits.
 
-        The trainer calls `save` once the random numbers are those of the training again.
+        The trainer calls `save` once the random state of the training is restored.
         """
         if self._before is not None and self._agreed(args):
             raise StoppedError(self.message)
@@ -82,7 +82,7 @@ class StopOnSignal(TrainerCallback):
     def save(self) -> None:
         """Save a checkpoint of the training that ended in an evaluation."""
         self.trainer._save_checkpoint(self.trainer.model, trial=None)
-        self.on_train_end()  # which will not be told
+        self.on_train_end()  # the library does not call it here
 
     def raise_if_stopped(self) -> None:
         """Raise `StoppedError` if the signal ended the training."""
@@ -91,7 +91,7 @@ class StopOnSignal(TrainerCallback):
 
     @property
     def message(self) -> str:
-        """What happened, and how to go on."""
+        """The message for the user: where the run stopped, and how to continue."""
         return (
             f"stopped by SIGTERM after update {self.trainer.state.global_step:,}; it is saved in "
             f"{self.trainer.args.output_dir}: continue with --resume_from_checkpoint true"
@@ -101,7 +101,7 @@ class StopOnSignal(TrainerCallback):
         self.signalled = True
 
     def _agreed(self, args: TrainingArguments) -> bool:
-        """Whether any process had the signal when all last told each other."""
+        """Return True if any process had received the signal at the last exchange."""
         if args.world_size == 1:
             return self.signalled
         agreed = False
@@ -116,9 +116,10 @@ class StopOnSignal(TrainerCallback):
 
 
 class LogAtCheckpoints(TrainerCallback):
-    """Logs the training wherever it is saved, or may stop and be saved: a resumed run begins to count there.
+    """Logs at every update after which the run may be saved, because a resumed run starts to count there.
 
-    Sums since the last log, of tokens and losses, are no part of a checkpoint.
+    Checkpoints do not contain the sums of tokens and losses since the last log. A run may also be saved in an
+    evaluation, if it is stopped.
     """
 
     def on_step_end(self, args: TrainingArguments, state: Any, control: TrainerControl, **_: Any) -> None:

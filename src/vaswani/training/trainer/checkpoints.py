@@ -1,8 +1,8 @@
-"""Checkpoints that are there as a whole or not at all, and which of them a run resumes.
+"""Atomic checkpoints, and the choice of the checkpoint that a run resumes.
 
-A checkpoint is written aside. The manifest, with the hash of every file, comes last and marks it as whole;
-then the checkpoint is moved to its place. So what is there is whole, unless the disk loses part of it later:
-the hashes show that.
+A checkpoint is written to a temporary folder. The manifest, with the hash of every file, is written last and
+marks the checkpoint as complete; then the folder is moved to its place. So a checkpoint in its place is
+complete, unless the disk loses part of it later, which the hashes reveal.
 """
 
 import json
@@ -32,20 +32,20 @@ UNFINISHED = "unfinished-"
 
 
 def unfinished_checkpoint(output_dir: Path, step: int) -> Path:
-    """Where the checkpoint of an update is written before it is moved to its place in the run's folder."""
+    """The folder where the checkpoint of an update is written before it is moved to its place in the run."""
     name = f"{PREFIX_CHECKPOINT_DIR}-{step}"
     return output_dir / f"{UNFINISHED}{name}" / name
 
 
 def finish_checkpoint(unfinished: Path, facts: dict[str, Any]) -> Path:
-    """Write the manifest, which marks a checkpoint as whole, and move the checkpoint to its place.
+    """Write the manifest, which marks a checkpoint as complete, and move the checkpoint to its place.
 
     Args:
         unfinished: its folder (see `unfinished_checkpoint`).
-        facts: other content of the manifest than hashes; plain JSON values.
+        facts: content of the manifest besides the hashes; plain JSON values.
 
     Returns:
-        The folder in its place, where it replaces an older one.
+        The folder in its place; it replaces an older one.
     """
     files = sorted(path for path in unfinished.rglob("*") if path.is_file())
     hashes = {str(path.relative_to(unfinished)): sha256_of(path) for path in files}
@@ -69,9 +69,10 @@ def discard_unfinished(output_dir: Path) -> None:
 
 
 def fault_of(checkpoint: Path) -> str | None:
-    """Why training cannot continue from a checkpoint, or None if it can.
+    """Return why training cannot continue from a checkpoint, or None if it can.
 
-    One without a manifest, as transformers' own trainer writes it, is judged by its state, which comes last.
+    A checkpoint without a manifest, as transformers' own trainer writes it, is judged by its trainer state,
+    which is written last.
     """
     try:
         state = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
@@ -91,8 +92,8 @@ def fault_of(checkpoint: Path) -> str | None:
 
 
 def _missing_state(checkpoint: Path) -> str | None:
-    """The first file that a run cannot resume without, beside weights and `trainer_state.json`."""
-    if (checkpoint / "latest").is_file():  # DeepSpeed's, which keeps all of it in folders of its own
+    """The first missing file that a run needs to resume, besides weights and `trainer_state.json`."""
+    if (checkpoint / "latest").is_file():  # DeepSpeed keeps the state in its own folders
         return None
     if not any((checkpoint / name).exists() for name in (OPTIMIZER_NAME, OPTIMIZER_NAME_BIN)):
         return OPTIMIZER_NAME
@@ -106,7 +107,7 @@ def _has_weights(folder: Path) -> bool:
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint; without files where there is none, as transformers' trainer writes none.
+    """The manifest of a checkpoint; with no files if there is none, as from transformers' own trainer.
 
     Raises:
         ValueError: the manifest is damaged.
@@ -116,7 +117,7 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
 
 
 def last_complete_checkpoint(output_dir: Path) -> Path | None:
-    """The latest checkpoint from which training can continue."""
+    """The latest checkpoint from which training can continue; None if there is none."""
     return next((path for path in checkpoints(output_dir) if fault_of(path) is None), None)
 
 
@@ -196,7 +197,7 @@ def check_same_data(checkpoint: Path, identity: dict[str, Any]) -> None:
 
 
 def _check_nothing_is_lost(output_dir: Path) -> None:
-    """Raise `UserError` unless a run began in this folder and had saved nothing when it ended."""
+    """Raise `UserError` unless the folder holds a run that can start anew without losing a saved model."""
     if not (output_dir / SETTINGS_FILE).is_file():
         raise UserError(
             f"{output_dir} holds no run to resume; leave out --resume_from_checkpoint to start one"

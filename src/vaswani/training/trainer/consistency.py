@@ -1,7 +1,6 @@
 """R-Drop (Liang et al., 2021, arXiv:2106.14448): two passes with different dropout should agree.
 
-Both passes are one: the model gets each batch twice, the second behind the first, and dropout draws for each
-row anew.
+Both passes run as one: the model gets each batch concatenated with itself, and dropout differs in each row.
 
 B rows of a batch · T target tokens, N of which count · n of them at a time · V vocabulary
 """
@@ -22,12 +21,12 @@ from vaswani.training.trainer.loss_means import LossMeans
 from vaswani.training.trainer.objective import Count
 
 PASSES = 2
-DROPOUTS = ("dropout", "dropout_rate")  # last words of names of dropout in configurations
+DROPOUTS = ("dropout", "dropout_rate")  # endings of the names of dropout fields
 LOGGED_AS = "consistency_kl"
 
 
 def twice(batch: dict[str, Any]) -> dict[str, Any]:
-    """The tensors of a batch, [B, ...], each behind itself: [2 · B, ...]."""
+    """Concatenate each tensor of a batch, [B, ...], with itself: [2 · B, ...]."""
     return {name: torch.cat([values] * PASSES) for name, values in batch.items()}
 
 
@@ -37,11 +36,11 @@ def consistency_loss(
     """Half the paper's loss (equation 4), in nats per target token, of the states or logits of both passes.
 
     The paper adds up the cross-entropies of both passes and α times the mean of KL(P₁ ‖ P₂) and
-    KL(P₂ ‖ P₁). Half of that is the mean cross-entropy, which compares with that of other trainings, plus
-    α / 2 times the mean divergence. Each token counts once: sums are divided by the labels of one pass.
+    KL(P₂ ‖ P₁). Half of that is the mean cross-entropy, which is comparable with that of other trainings,
+    plus α / 2 times the mean divergence. Each token counts once: sums are divided by the labels of one pass.
 
     Args:
-        labels: int64 [B, T] of one pass; −100 does not count.
+        labels: int64 [B, T], the labels of one pass; −100 does not count.
         num_tokens: number of labels in the whole accumulated, distributed batch; default: these.
         weight: the paper's α.
         label_smoothing: ε of the cross-entropy, as in `token_loss_function`.
@@ -52,7 +51,7 @@ def consistency_loss(
     divisor = kept.sum().clamp(min=1) if num_tokens is None else num_tokens
 
     def function(logits: torch.Tensor, place: slice) -> torch.Tensor:
-        """Logits [n, 2, V] of some tokens -> their share of the loss."""
+        """Return the loss of some tokens from their logits [n, 2, V]."""
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         summed, divergence = _PairLoss.apply(logits, targets[place], weight, label_smoothing)
         means.add(LOGGED_AS, divergence / divisor)
@@ -62,7 +61,7 @@ def consistency_loss(
 
 
 class _PairLoss(torch.autograd.Function):
-    """The loss with its gradient written down, which takes far fewer passes over the logits than autograd."""
+    """The loss with a hand-written gradient, which takes far fewer passes over the logits than autograd."""
 
     @staticmethod
     def forward(
@@ -104,7 +103,7 @@ class _PairLoss(torch.autograd.Function):
 
 
 def check_passes_differ(weight: float, config: PreTrainedConfig, model: nn.Module | None = None) -> None:
-    """Raise `UserError` where a consistency loss would compare equal passes, for want of dropout."""
+    """Raise `UserError` if a consistency loss would compare equal passes because there is no dropout."""
     rates = {
         name: rate
         for name, rate in config.to_dict().items()

@@ -1,4 +1,4 @@
-"""A trainer of encoder-decoders that write what was removed from a text."""
+"""A trainer of encoder-decoders that write the text that was removed from a source."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vaswani.training.trainer.pretraining import PretrainingTrainer
 class DenoisingTrainer(PretrainingTrainer):
     """As `PretrainingTrainer`, for sources with targets, whose `perplexity` and `accuracy` it computes.
 
-    Rows of a data set hold `source_length` and `target_length`, for which batches have room.
+    Rows of a data set hold `source_length` and `target_length`, which decide how many rows fit into a batch.
     """
 
     measures_bytes: ClassVar[bool] = False

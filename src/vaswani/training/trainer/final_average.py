@@ -23,11 +23,11 @@ logger = logging.get_logger(__name__)
 
 
 class FinalAverage:
-    """Makes the mean of the last checkpoints the model of a trainer at the end, for `average_checkpoints`.
+    """Replaces a trainer's model at the end by the mean of the last checkpoints, for `average_checkpoints`.
 
-    Only checkpoints that the save strategy asks for count, and that of the last update: one that SIGTERM
-    caused, or the end of a run that became longer, would change the mean. So a resumed run ends with the same
-    bits.
+    Only the checkpoints of the save strategy and of the last update count. A checkpoint that was caused by
+    SIGTERM, or by the end of a run that was later extended, would change the mean. So a resumed run gives
+    bit-identical results.
     """
 
     def __init__(self, trainer: BaseTrainer):
@@ -35,13 +35,13 @@ class FinalAverage:
         self.averaged: list[str] = []  # names of the checkpoints, once they are averaged
 
     def check(self, max_steps: int, num_epochs: int, done: int, epochs_done: float) -> None:
-        """Raise a UserError, before training, if there will be too few checkpoints, or those of an adapter.
+        """Raise a UserError, before training, if there will be too few checkpoints, or for an adapter.
 
         Args:
-            max_steps: updates at the end.
-            num_epochs: likewise.
-            done: updates at which a resumed run begins, else 0.
-            epochs_done: likewise.
+            max_steps: number of updates at the end.
+            num_epochs: number of epochs at the end.
+            done: number of updates after which a resumed run starts, else 0.
+            epochs_done: number of epochs after which a resumed run starts, else 0.
         """
         args = self.trainer.args
         if args.average_checkpoints is None:
@@ -82,14 +82,14 @@ class FinalAverage:
         self.averaged = [path.name for path in chosen]
 
     def record(self, folder: Path) -> None:
-        """Write into the folder of a saved model which checkpoints it is the mean of, if it is one."""
+        """Write the names of the averaged checkpoints into the folder of a saved model, if it is a mean."""
         if self.averaged:
             write_json(folder / AVERAGED_FILE, {"checkpoints": self.averaged})
         else:
-            (folder / AVERAGED_FILE).unlink(missing_ok=True)  # of an earlier end of this run
+            (folder / AVERAGED_FILE).unlink(missing_ok=True)  # from before the run was resumed
 
     def discard_others(self, newest: Path) -> None:
-        """Delete older checkpoints that do not count, so that as many of the others are kept."""
+        """Delete older checkpoints that do not count, so that enough checkpoints that count are kept."""
         if self.trainer.args.average_checkpoints is None:
             return
         state = self.trainer.state
@@ -101,13 +101,13 @@ class FinalAverage:
 
     @property
     def _end(self) -> int:
-        """The update that has a checkpoint whatever the rhythm is."""
+        """The update whose checkpoint always counts."""
         state = self.trainer.state
         by_epochs = self.trainer.args.save_strategy == SaveStrategy.EPOCH
         return state.global_step if by_epochs else state.max_steps
 
     def _due(self, last: int, end: int) -> list[Path]:
-        """Return the checkpoints up to an update that count in a run that ends at another, oldest first."""
+        """Return the checkpoints up to `last` that count in a run that ends at `end`, oldest first."""
         found = [path for path in checkpoints(self.trainer.output_dir)[::-1] if _step(path) <= last]
         if self.trainer.args.save_strategy == SaveStrategy.EPOCH:
             return [path for path in found if _step(path) == end or _ends_an_epoch(path)]
@@ -126,7 +126,7 @@ def _step(checkpoint: Path) -> int:
 def _ends_an_epoch(checkpoint: Path) -> bool:
     try:
         epoch = read_object(checkpoint / TRAINER_STATE_NAME).get("epoch")
-    except UserError:  # it is damaged: the average says so
+    except UserError:  # damaged: averaging reports it
         return True
     return epoch is not None and float(epoch).is_integer()
 

@@ -1,7 +1,7 @@
 """A trainer of models that predict labels: of texts, or of their words.
 
-A decoder may learn to continue the texts meanwhile: L3 = L2 + λ · L1 (Radford et al., 2018, equation 5),
-where L2 is the loss of the task and L1 that of each token of a text, given those before it.
+A decoder may also learn to continue the texts: L3 = L2 + λ · L1 (Radford et al., 2018, equation 5), where L2
+is the loss of the task and L1 is the loss of each token of a text, given the tokens before it.
 
 B rows of a batch · T its longest row · D width
 """
@@ -24,10 +24,10 @@ class FinetuningTrainer(BaseTrainer):
     """Trains a model on tokenized texts and their labels.
 
     Rows of a data set hold `input_ids`, `labels` as the task gives them and, where the model has token types,
-    `token_type_ids`. Evaluation leaves out the language-modelling loss, whose log is `lm_loss`.
+    `token_type_ids`. Evaluation leaves out the language-modelling loss, which is logged as `lm_loss`.
 
     Args:
-        task: computes the loss of logits and labels, and says what is kept of an evaluated batch.
+        task: computes the loss from logits and labels, and selects the outputs to keep of an evaluated batch.
         kwargs: as for `BaseTrainer`.
     """
 
@@ -40,8 +40,8 @@ class FinetuningTrainer(BaseTrainer):
         self.task = task
         self.forward_options = without_cache(base_model(self.model))
         self._texts: dict[str, torch.Tensor] = {}  # `input_ids` and `attention_mask` of the current batch
-        self._states = torch.empty(0)  # of its last layer, [B, T, D]
-        self._num_tokens: Count = None  # that are predicted in the whole accumulated, distributed batch
+        self._states = torch.empty(0)  # states of the last layer, [B, T, D]
+        self._num_tokens: Count = None  # predicted tokens of the whole accumulated, distributed batch
         if self.args.lm_loss_weight:
             self.model.base_model.register_forward_hook(self._keep_states)
 

@@ -1,4 +1,4 @@
-"""No update from a loss or gradient that is NaN or infinite."""
+"""Prevent updates from a loss or gradient that is NaN or infinite."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 logger = logging.get_logger(__name__)
 
 NON_FINITE_FOLDER = "non_finite"
-MOST_SKIPPED = 10  # updates in a row; then it is not the batches
+MOST_SKIPPED = 10  # skipped updates in a row; beyond that, the batches are not the cause
 
 
 class FiniteUpdates:
@@ -27,7 +27,7 @@ class FiniteUpdates:
     def __init__(self, trainer: BaseTrainer):
         self.trainer = trainer
         self._batches: list[tuple[dict[str, Any], torch.Tensor]] = []  # of this update, with their losses
-        self._updates = 0  # of this process, the skipped ones among them
+        self._updates = 0  # updates in this process, including skipped ones
         self.skipped = 0
         self._skipped_in_a_row = 0
 
@@ -36,7 +36,7 @@ class FiniteUpdates:
         self._batches.append((inputs, loss))
 
     def check(self, model: torch.nn.Module, grad_norm: Any) -> None:
-        """Raise `RunError`, or drop the gradients, where the loss or the gradient's norm is not finite."""
+        """Raise `RunError`, or drop the gradients, if the loss or the gradient's norm is not finite."""
         batches, self._batches = self._batches, []
         inputs, losses = [batch for batch, _ in batches], [loss for _, loss in batches]
         self._updates += 1
@@ -63,7 +63,7 @@ class FiniteUpdates:
         model.zero_grad()  # without gradients, the optimizer changes nothing
 
     def raise_if_nothing_was_learned(self) -> None:
-        """Raise `RunError` where a training has ended without an update of the weights."""
+        """Raise `RunError` if a training has ended without an update of the weights."""
         steps = self.trainer.state.global_step
         if steps == 0:
             raise RunError("the training made no update; give it more rows, or more num_train_epochs")
@@ -75,12 +75,14 @@ class FiniteUpdates:
             )
 
     def _is_finite(self, grad_norm: Any, losses: list[torch.Tensor]) -> bool:
-        if self.trainer.accelerator.scaler is not None:  # float16 finds its scale by gradients that overflow
+        if (
+            self.trainer.accelerator.scaler is not None
+        ):  # float16 adjusts its loss scale by overflowing gradients
             return all(math.isfinite(loss) for loss in losses)
         return math.isfinite(grad_norm.full_tensor() if hasattr(grad_norm, "full_tensor") else grad_norm)
 
     def _write(self, batches: list[dict[str, Any]], folder: Path) -> None:
-        """Save the batches of this process, to be given to a model again: `model(**load_file(path))`."""
+        """Save the batches of this process; `model(**load_file(path))` runs a model on one again."""
         folder.mkdir(parents=True, exist_ok=True)
         for number, inputs in enumerate(batches):
             tensors = {

@@ -1,4 +1,4 @@
-"""The labels of a task, for a model: targets, loss, and how its logits are read.
+"""Tasks with labels: the targets, the loss, and the predictions from a model's logits.
 
 B batch · T tokens · L labels
 """
@@ -30,7 +30,7 @@ class LabelTask(ABC):
     """A task with its labels.
 
     Args:
-        names: of the labels; the place of a name is the label's number.
+        names: names of the labels; the index of a name is the label's number.
     """
 
     auto_class: ClassVar[Any] = AutoModelForSequenceClassification
@@ -60,7 +60,7 @@ class LabelTask(ABC):
 
     @staticmethod
     def _each(labels: Iterable[Any]) -> Iterable[str]:
-        """Every label of rows that may have several."""
+        """Iterate over the labels of all rows; a row may have several."""
         return (name for row in labels for name in row)
 
     def check_known(
@@ -69,9 +69,9 @@ class LabelTask(ABC):
         """Raise `UserError` for a label that is not among the names.
 
         Args:
-            labels: of rows.
-            where: what has the labels, for the message.
-            otherwise: who does not know such a label and knows others, for the message.
+            labels: labels of rows.
+            where: where the labels are, for the message.
+            otherwise: text of the message between the unknown label and the known ones.
         """
         unknown = sorted(set(self._each(labels)) - self.numbers.keys())
         if unknown:
@@ -79,7 +79,7 @@ class LabelTask(ABC):
 
     @property
     def num_outputs(self) -> int:
-        """Logits of each text or token."""
+        """The number of logits of each text or token."""
         return len(self.names)
 
     def config_fields(self) -> dict[str, Any]:
@@ -99,24 +99,24 @@ class LabelTask(ABC):
         """The summed loss divided by `num_items`, a float32 scalar: cross-entropy, unless a task has another.
 
         Args:
-            logits: [B, L]; of tags [B, T, L].
-            labels: those of the rows, as `target` gives them; −100 in those of tags does not count.
-            num_items: labels of the whole batch, of which these may be a part.
-            smoothing: of the labels (Szegedy et al., 2016, section 7), where they can be smoothed.
+            logits: [B, L]; for tagging, [B, T, L].
+            labels: the labels of the rows, as from `target`; for tagging, −100 does not count.
+            num_items: number of labels in the whole batch, of which these may be a part.
+            smoothing: label smoothing (Szegedy et al., 2016, section 7), if the task supports it.
         """
         return token_loss_function(logits, labels, num_items, smoothing)
 
     def outputs(self, logits: torch.Tensor) -> torch.Tensor:
-        """What is kept of the logits [B, ..., L] of an evaluated batch, for `predictions`."""
+        """Reduce the logits [B, ..., L] of an evaluated batch to what `predictions` needs."""
         return logits
 
     @abstractmethod
     def predictions(self, outputs: np.ndarray, labels: np.ndarray) -> list[Any]:
-        """The predictions for rows, in the form in which their labels are given, from `outputs`."""
+        """Convert `outputs` to predictions for rows, in the form of their given labels."""
 
     @abstractmethod
     def references(self, labels: np.ndarray) -> list[Any]:
-        """The labels of rows, in the form in which they are given, from their targets."""
+        """Convert the targets of rows back to labels, in the form in which they are given."""
 
 
 class Classification(LabelTask):
@@ -140,7 +140,7 @@ class Classification(LabelTask):
 
 
 class MultiLabel(LabelTask):
-    """Any number of labels for each text; logits and labels [B, L], an item is a label of a row."""
+    """Any number of labels for each text; logits and labels [B, L]; each label of a row counts as an item."""
 
     problem_type = "multi_label_classification"
     metric = MultiLabelMetric
@@ -148,7 +148,7 @@ class MultiLabel(LabelTask):
 
     @classmethod
     def names_in(cls, labels: Iterable[list[str]]) -> list[str]:
-        """As of other tasks; also raise `UserError` where each row has them all."""
+        """As for other tasks; also raises `UserError` if each row has all labels."""
         rows = list(labels)
         names = super().names_in(rows)
         if all(len(row) == len(names) for row in rows):
@@ -185,14 +185,14 @@ class Regression(LabelTask):
 
     @classmethod
     def names_in(cls, labels: Iterable[float]) -> list[str]:
-        """None: numbers have no names."""
+        """Return an empty list: numbers have no names."""
         return []
 
     def check_known(self, labels: Iterable[float], where: str, otherwise: str = "") -> None:
         """Accept any number."""
 
     def target(self, row: Mapping[str, Any]) -> float:
-        """The number; −100, which the library takes for no label, changes by its last bit."""
+        """The number. The last bit of −100 is changed, because the library ignores that label."""
         number = row["label"]
         return float(np.nextafter(np.float32(number), np.float32(0))) if number == IGNORED_LABEL else number
 
@@ -217,7 +217,7 @@ class Tagging(LabelTask):
     metric = TaggingMetric
 
     def target(self, row: Mapping[str, Any]) -> list[int]:
-        """The number of its word's tag for the first token of each word, and −100 for the others, [T]."""
+        """Return, for each token, its word's tag number if it is the word's first token, else −100: [T]."""
         labels = [IGNORED_LABEL] * len(row["input_ids"])
         for place, name in zip(row["word_starts"], row["label"], strict=False):  # words may be cut off
             labels[place] = self.numbers[name]

@@ -1,4 +1,4 @@
-"""The means of a training's loss, and of the losses that it is the sum of, for its logs."""
+"""The means of a training's loss and of its parts, for the logs."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import torch
 if TYPE_CHECKING:
     from vaswani.training.trainer.base import BaseTrainer
 
-LOSS = "loss"  # the whole
+LOSS = "loss"  # name of the whole loss
 
 
 class LossMeans:
     """Adds up losses by name, and reports the mean of each over the updates since the last report.
 
-    The losses of an update count once it is made (`keep`), and not if it is skipped (`drop`).
+    The losses of an update count if the update is made (`keep`), and not if it is skipped (`drop`).
     """
 
     def __init__(self, trainer: BaseTrainer):
         self.trainer = trainer
         self._of_update: dict[str, torch.Tensor] = {}
         self._begin()
-        self._total, self._total_kept = 0.0, 0  # until the last report
+        self._total, self._total_kept = 0.0, 0  # summed loss and number of updates until the last report
 
     def _begin(self) -> None:
         self._sums: dict[str, torch.Tensor] = {}
-        self._kept, self._skipped = 0, 0  # updates
+        self._kept, self._skipped = 0, 0  # numbers of updates
 
     def add(self, name: str, loss: torch.Tensor) -> None:
-        """Add a loss, [], of a part of an update; it is divided by the tokens or rows of the whole update."""
+        """Add the loss [] of a part of an update, divided by the tokens or rows of the whole update."""
         _add(self._of_update, name, loss.detach())
 
     def keep(self) -> None:
@@ -45,13 +45,13 @@ class LossMeans:
         self._skipped += 1
 
     def report(self) -> tuple[dict[str, float], bool]:
-        """Return the mean of each loss per update, over all processes, and begin anew.
+        """Return the mean of each loss per update, over all processes, and start again.
 
         Returns:
-            The means, none where all updates were skipped; and whether some were.
+            The means, which are empty if all updates were skipped; and whether some updates were skipped.
         """
         trainer, kept, skipped = self.trainer, self._kept, self._skipped
-        # Divided by the tokens of all processes, each part is a share of their sum; the whole is scaled so.
+        # A part divided by the tokens of all processes is a share of their sum; the library scales the whole.
         shares = trainer.num_replicas if trainer.args.average_tokens_across_devices else 1
         means = {
             name: trainer.accelerator.reduce(loss, "mean").item() * (1 if name == LOSS else shares) / kept
@@ -63,7 +63,7 @@ class LossMeans:
         return means, skipped > 0
 
     def of_all(self) -> float:
-        """Return the mean loss of all updates that were made; it begins anew, as `report` does."""
+        """Return the mean loss of all updates that were made, and start again, as `report` does."""
         self.report()
         return self._total / max(self._total_kept, 1)
 

@@ -34,13 +34,14 @@ class Meter(TrainerCallback):
     """Counts the batches of a training, and reports its speed since the last report.
 
     Args:
-        accelerator: whose processes train together.
-        config: of the model; only the arithmetic of this project's models is counted.
-        copies: processes that have the same batch.
+        accelerator: the accelerator of the processes that train together.
+        config: the model's configuration; only the arithmetic of this project's models is counted.
+        copies: number of processes that have the same batch.
         predicts_tokens: whether labels are tokens, so that a model of one stack computes logits for each.
 
     Attributes:
-        passes: of each batch through the model. Its tokens count once, the arithmetic of each pass counts.
+        passes: number of passes of each batch through the model. Its tokens count once; the arithmetic of
+            each pass counts.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Meter(TrainerCallback):
         self.copies = copies
         self.predicts_tokens = predicts_tokens
         self.passes = 1
-        self._peak: float | None = None  # of this process, operations per second
+        self._peak: float | None = None  # operations per second of this process
         self._start_again()
 
     def _start_again(self) -> None:
@@ -61,12 +62,12 @@ class Meter(TrainerCallback):
         self._since = time.perf_counter()
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Measure the peak, and start to count."""
+        """Measure the peak speed, and start to count."""
         if self._peak is None and isinstance(self.config, VaswaniFamilyConfig):
             dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
             dtype = dtypes.get(self.accelerator.mixed_precision, torch.float32)
             self._peak = _peak_of(self.accelerator.device, dtype)
-            if self.accelerator.device.type == "cuda":  # the products are no part of the training
+            if self.accelerator.device.type == "cuda":  # the measured products are not part of the training
                 torch.cuda.reset_peak_memory_stats(self.accelerator.device)
         self._start_again()
 
@@ -97,9 +98,9 @@ class Meter(TrainerCallback):
             self._since += time.perf_counter() - start
 
     def report(self) -> dict[str, float]:
-        """Return real tokens, these per second, padding, TFLOP/s and MFU since the last report.
+        """Return real tokens, tokens per second, the share of padding, TFLOP/s and MFU since the last report.
 
-        The model FLOPs utilization (MFU) is relative to a measured peak: what a large matrix product reaches
+        The model FLOPs utilization (MFU) is relative to a measured peak: the speed of a large matrix product
         on the same devices. All processes must call this.
         """
         if not self._padded:

@@ -1,4 +1,4 @@
-"""What a trainer trains for, where that is not the trainer's own loss."""
+"""Objectives: losses that replace a trainer's own loss."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ Count = torch.Tensor | int | None  # of the labels, tokens or rows of a batch, b
 
 
 class Objective:
-    """An object beside a trainer, with the loss of its updates (see `BaseTrainer.pursue`).
+    """The loss of a trainer's updates (see `BaseTrainer.pursue`).
 
-    Evaluations that call no `compute_loss` keep the trainer's own. This one, which each trainer begins with,
-    changes nothing.
+    Evaluations that do not call `compute_loss` keep the trainer's own loss. This base class, with which each
+    trainer starts, changes nothing.
     """
 
     def training(self) -> AbstractContextManager[None]:
-        """Hold what the trainer's model has in addition while it is trained."""
+        """Return a context for the whole training, for example with additional modules in the model."""
         return nullcontext()
 
     def counts(self, batches: list[dict[str, Any]]) -> None:
-        """Count what losses are divided by, in the batches of one update."""
+        """Count the divisors of losses in the batches of one update."""
 
     def of_batch(self, inputs: dict[str, Any]) -> AbstractContextManager[None]:
-        """Surround the forward pass and the loss of a batch."""
+        """Return a context for the forward pass and the loss of a batch."""
         return nullcontext()
 
     def loss(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Count = None) -> torch.Tensor:
@@ -33,5 +33,5 @@ class Objective:
         raise NotImplementedError
 
     def non_finite_cause(self, batches: list[dict[str, Any]]) -> str | None:
-        """What is wrong with batches and what to do, where the trained model is not the cause."""
+        """Return what is wrong and the remedy if the trained model is not the cause; otherwise None."""
         return None

@@ -1,4 +1,4 @@
-"""A trainer of language models, masked and causal, and what it measures.
+"""A trainer of masked and causal language models, and its scores.
 
 B rows of a batch · S its longest sequence of labels · N labels of a batch · V vocabulary
 """
@@ -23,17 +23,17 @@ from vaswani.data.tokenization import bytes_in_front, bytes_of_tokens
 from vaswani.training.trainer.adapted import base_model
 from vaswani.training.trainer.base import BaseTrainer, without_cache
 
-LOGITS_AT_ONCE = 1 << 26  # of an evaluated batch; 256 MiB
-MOST_NATS = 700  # whose exponential a float can hold
+LOGITS_AT_ONCE = 1 << 26  # most logits of an evaluated batch in memory; 256 MiB
+MOST_NATS = 700  # a float can hold the exponential of this number
 
 
 class Sums(NamedTuple):
-    """What an evaluation adds up: values [B] of the rows of a batch, or their sums over all rows."""
+    """The sums of an evaluation: values [B] for the rows of a batch, or their totals over all rows."""
 
-    nats: Any  # loss of the labels
-    labels: Any  # their number
-    correct: Any  # labels that are the likeliest tokens
-    bytes: Any  # of the labels' text
+    nats: Any  # summed loss of the labels
+    labels: Any  # number of labels
+    correct: Any  # number of labels that are the likeliest tokens
+    bytes: Any  # bytes of the labels' text
     pairs: Any = 0  # 1 where the row is a pair of segments
     pair_nats: Any = 0  # next-sentence loss
     pairs_correct: Any = 0  # 1 where the next-sentence prediction is correct
@@ -50,7 +50,7 @@ class PretrainingTrainer(BaseTrainer):
     Attributes:
         is_causal: whether each state predicts the next token.
         measures_bytes: whether labels are whole texts of a byte-level tokenizer.
-        sums: of each row of the latest evaluation (see `Sums`): float64 [rows, 7].
+        sums: the sums for each row of the latest evaluation (see `Sums`): float64 [rows, 7].
     """
 
     sums: np.ndarray
@@ -86,7 +86,7 @@ class PretrainingTrainer(BaseTrainer):
             return None, torch.cat([self._sums(part) for part in self._parts(inputs)]), None
 
     def _parts(self, inputs: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
-        """The batch in parts, whose logits fit in `LOGITS_AT_ONCE`."""
+        """Split the batch into parts with at most `LOGITS_AT_ONCE` logits each."""
         rows, length = inputs["labels"].shape
         most = max(1, LOGITS_AT_ONCE // (length * self.model.config.vocab_size))
         for start in range(0, rows, most):
@@ -144,7 +144,7 @@ class PretrainingTrainer(BaseTrainer):
     def scores(
         self, dataset: Any, predictions: np.ndarray | None, labels: np.ndarray | None
     ) -> dict[str, float]:
-        """The scores of all rows; their sums [rows, 7] are kept as `sums`."""
+        """The scores over all rows; the sums of the rows [rows, 7] are kept as `sums`."""
         if predictions is None:
             return {}
         self.sums = predictions
@@ -173,7 +173,7 @@ def predicted_tokens(labels: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def logits_of(kept: torch.Tensor, *models: PreTrainedModel) -> Iterator[None]:
-    """Let output projections see the states of some tokens alone, bool [B, S]: logits are [N, V]."""
+    """Let output projections see only the states of `kept` tokens, bool [B, S]: logits are [N, V]."""
     hooks = [
         model.get_output_embeddings().register_forward_pre_hook(lambda _, states: states[0][kept])
         for model in models

@@ -1,4 +1,4 @@
-"""What `push_to_hub` does in a training: complete pushes, and no training lost to a bad connection."""
+"""Pushes of a training with `push_to_hub`: pushes are complete, and a bad connection stops no training."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 
-# Files of a checkpoint beside the model.
+# Files of a checkpoint besides the model.
 STATE = (
     *("config.json", "trainer_state.json", "training_args.bin", MANIFEST, HASHES),
     *("to_teacher_width.safetensors", "optimizer.pt", "scheduler.pt", "scaler.pt"),
@@ -55,7 +55,7 @@ PLACES = (
     ),
 )
 
-_API = HfApi()  # its background pushes are made one after the other
+_API = HfApi()  # it makes background pushes one after the other
 
 
 class Publisher:
@@ -95,12 +95,12 @@ class Publisher:
         return facts
 
     def push(self, blocking: bool, card: dict[str, Any], options: dict[str, Any]) -> Any:
-        """Push the model of the run's folder; return its address, or a `Future` of it.
+        """Push the model in the run's folder; return the address of the repository, or a `Future` of it.
 
         Args:
             blocking: whether to wait for the end.
             card: fields of the card (see `write_card`).
-            options: of `push_folder`, in place of those in the training arguments.
+            options: options of `push_folder`, in place of those in the training arguments.
         """
         trainer = self.trainer
         facts = self.write_card(**card)
@@ -111,14 +111,14 @@ class Publisher:
         return job(trainer.output_dir, trainer.hub_model_id, facts, **options)
 
     def push_checkpoint(self, checkpoint: Path) -> None:
-        """Push a checkpoint in the background, as `hub_strategy` says; whatever happens, training goes on."""
+        """Push a checkpoint in the background, as `hub_strategy` says; a failure does not stop training."""
         trainer, args = self.trainer, self.trainer.args
         running = trainer.push_in_progress is not None and not trainer.push_in_progress.is_done()
         is_due = args.hub_always_push or not running
         if not trainer.is_world_process_zero() or args.hub_strategy == HubStrategy.END or not is_due:
             return
         trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
-        try:  # a copy, for the checkpoint itself may be deleted for newer ones
+        try:  # a copy, because newer checkpoints may replace this one
             copy = _linked_copy(checkpoint, self._config)
         except UserError as error:
             logger.warning("%s was not pushed; training goes on. %s", checkpoint, error)
@@ -129,7 +129,7 @@ class Publisher:
         if running:
             trainer.push_in_progress.jobs.append(job)
         else:
-            # For which the library waits at the end; a list, as the library makes it.
+            # The library waits for this at the end; its own jobs are in a list, too.
             trainer.push_in_progress = PushInProgress([job])  # type: ignore[arg-type]
 
     def _push_copy(
@@ -157,7 +157,7 @@ class Publisher:
             shutil.rmtree(copy, ignore_errors=True)
 
     def _run_metadata(self) -> RunMetadata:
-        """What the folder holds of the run, with the trainer's arguments if it has no configuration file."""
+        """Read the run's metadata; the trainer's arguments replace a missing configuration file."""
         facts = read_run_metadata(self.trainer.output_dir, self._config)
         return facts if facts.settings else replace(facts, settings=training_settings(self.trainer.args))
 
@@ -167,7 +167,7 @@ class Publisher:
 
 
 def _linked_copy(folder: Path, config: PreTrainedConfig) -> Path:
-    """A copy beside a checkpoint of what may be pushed of it: hard links, where the disk allows them.
+    """Copy the files of a checkpoint that may be pushed to a folder beside it, by hard links if possible.
 
     Raises:
         UserError: a file that would be pushed is a symbolic link.
@@ -189,7 +189,7 @@ def _linked_copy(folder: Path, config: PreTrainedConfig) -> Path:
 
 
 def hide_folders(checkpoint: Path) -> None:
-    """Leave names of files and folders in a checkpoint's manifest, without where they are on this machine."""
+    """Reduce absolute paths in a checkpoint's manifest to the names of the files and folders."""
     manifest = read_manifest(checkpoint)
     for settings in (
         manifest.get("settings", {}),

@@ -21,26 +21,26 @@ from vaswani.training.trainer.base import BaseTrainer
 def span_loss(
     outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
 ) -> torch.Tensor:
-    """Cross-entropy of the first and the last token of answers, in nats for each of both, a float32 scalar.
+    """Mean cross-entropy of the first and the last tokens of answers, in nats per label, a float32 scalar.
 
     Args:
         outputs: `start_logits` and `end_logits`, [B, T].
         labels: int64 [B, 2], the first and the last token.
-        num_items_in_batch: labels of the whole batch, of which these may be a part; default: these.
+        num_items_in_batch: number of labels in the whole batch, of which these may be a part; default: these.
     """
     logits = torch.stack([outputs.start_logits, outputs.end_logits], dim=1)  # [B, 2, T]
     return token_loss_function(logits, labels, num_items_in_batch)
 
 
 class QuestionTrainer(BaseTrainer):
-    """Trains a model on windows of texts, and finds the best spans of those that are evaluated.
+    """Trains a model on windows of texts, and finds the best spans of evaluated windows.
 
     Windows hold `input_ids`, `labels` and, where the model has token types, `token_type_ids`; batches of an
     evaluation also `places` (see `WindowCollator`).
 
     Args:
         max_answer_length: most tokens of an answer.
-        n_best: spans to keep of each window.
+        n_best: number of spans to keep of each window.
         kwargs: as for `BaseTrainer`.
     """
 
@@ -75,7 +75,7 @@ class QuestionTrainer(BaseTrainer):
 
 
 def _outputs(model: torch.nn.Module, **inputs: Any) -> Any:
-    """Return the logits of a model in float32, without a chance for padding: `start_logits`, `end_logits`."""
+    """Return the logits of a model in float32, −inf for padding: `start_logits`, `end_logits`."""
     outputs, padded = model(**inputs), inputs["attention_mask"] == 0
     return SimpleNamespace(
         start_logits=outputs.start_logits.float().masked_fill(padded, -torch.inf),

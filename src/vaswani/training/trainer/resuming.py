@@ -1,9 +1,9 @@
-"""What may change when a run is resumed, and what may not.
+"""The settings that may change when a run is resumed.
 
-The manifest of a checkpoint holds the settings of its training. When the run is resumed, a setting that has
-changed is either listed here, takes effect and is announced, or is refused. The list holds what changes the
-speed, what is saved or shown, and the length of the run. Fields that later versions of transformers add are
-therefore refused.
+The manifest of a checkpoint holds the settings of its training. When the run is resumed, a changed setting
+that is listed here takes effect and is printed; any other change is refused. The list holds settings of the
+speed, of what is saved or shown, and of the length of the run. Changes of fields that later versions of
+transformers add are therefore refused.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ABSENT = "not a setting"
 _MOST_NAMED = 5
 # Fields that transformers derives from others: eval_strategy, and activation_... under older names.
 _DERIVED = ("do_eval", "gradient_checkpointing", "gradient_checkpointing_kwargs")
-# Their learning rate does not depend on the number of updates.
+# Schedules whose learning rate does not depend on the number of updates.
 _ENDLESS_SCHEDULES = (
     *(SchedulerType.INVERSE_SQRT, SchedulerType.CONSTANT, SchedulerType.CONSTANT_WITH_WARMUP),
     *(SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY),
@@ -51,7 +51,7 @@ _ENDLESS_SCHEDULES = (
 
 @dataclass(frozen=True)
 class Resumption:
-    """A checkpoint, the settings that it was trained with, and those with which the run is to continue."""
+    """A checkpoint, the settings that it was trained with, and the settings with which the run continues."""
 
     checkpoint: Path
     before: Settings
@@ -181,7 +181,7 @@ MAY_CHANGE = {name: condition for condition, names in _CONDITIONS.items() for na
 def manifest_of(config: BaseConfig | BaseTrainingArguments) -> dict[str, Any]:
     """Settings of a run, or of a trainer without one, for the manifest of a checkpoint: plain JSON values."""
     training = _arguments(config)
-    processes = training.world_size  # first, for it sets up the devices, and fields that depend on them
+    processes = training.world_size  # first: this sets up the devices, and fields that depend on them
     command, settings = None, training_settings(training)
     if not isinstance(config, BaseTrainingArguments):
         command, settings = config.command, config.to_dict()
@@ -203,7 +203,7 @@ def check_resumable(checkpoint: Path, config: BaseConfig | BaseTrainingArguments
     """Compare the settings of a run, or of a trainer without one, with its checkpoint; print the changes.
 
     Raises:
-        UserError: a setting has changed that cannot; with both values, and the remedy.
+        UserError: a setting has changed that cannot; the message has both values, and the remedy.
     """
     manifest = read_manifest(checkpoint)
     state = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
@@ -268,7 +268,7 @@ def _compared(
     before = _plain(defaults) | {
         name: value for name, value in _all(manifest).items() if name not in not_used
     }
-    if None in commands:  # of a trainer without a run, the arguments alone are known
+    if None in commands:  # for a trainer without a run, only the arguments are known
         names = now.keys() & {NUM_PROCESSES, *(field.name for field in fields(_arguments(config)))}
         before, now = ({name: values[name] for name in names} for values in (before, now))
     return before, now
@@ -281,7 +281,7 @@ def _all(manifest: dict[str, Any]) -> Settings:
 
 def _recorded_beside(checkpoint: Path, manifest: dict[str, Any], current: dict[str, Any]) -> dict[str, Any]:
     """The settings in the run's configuration file, for checkpoints of versions that kept none."""
-    from vaswani.hub.run_metadata import read_settings  # here: no other checkpoint needs YAML
+    from vaswani.hub.run_metadata import read_settings  # here: only these checkpoints need YAML
 
     settings = read_settings(checkpoint.parent)
     if not settings:
@@ -298,5 +298,5 @@ def _recorded_beside(checkpoint: Path, manifest: dict[str, Any], current: dict[s
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """As JSON gives them back."""
+    """Convert values to those that JSON gives back."""
     return json.loads(json.dumps(values, default=str))

@@ -1,4 +1,4 @@
-"""A `Seq2SeqTrainer` on the base of all trainings: smoothed labels, and evaluation by decoding.
+"""A `Seq2SeqTrainer` based on `BaseTrainer`: smoothed labels, and evaluation by decoding.
 
 Section numbers refer to Vaswani et al. (2017), arXiv:1706.03762.
 """
@@ -33,12 +33,12 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
     """Trains an encoder-decoder model on a tokenized parallel corpus.
 
     Data sets hold `input_ids` and `labels` (lists of token ids), and may hold `target`, the texts that
-    `TextMetrics` compares with in place of the decoded labels. A batch holds `args.max_tokens_per_batch` of
-    them at most, padding included. Predictions come back in the order of the data set, each row once,
+    `TextMetrics` compares with in place of the decoded labels. A batch holds `args.max_tokens_per_batch`
+    tokens at most, padding included. Predictions come back in the order of the data set, each row once,
     whatever the batches and the number of processes.
 
     Args:
-        target_processing_class: the target tokenizer, where it is not the source's; saved with checkpoints.
+        target_processing_class: the target tokenizer, if it is not the source's; saved with checkpoints.
         kwargs: as for `BaseTrainer` and `Seq2SeqTrainer`.
 
     Raises:
@@ -66,13 +66,13 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
         self._set_generation(self.model)
 
     def call_model_init(self, trial: Any = None) -> Any:
-        """As in transformers; evaluations search with each new model alike."""
+        """As in transformers; each new model gets the same search settings for evaluations."""
         model = super().call_model_init(trial)
         self._set_generation(model)
         return model
 
     def _set_generation(self, model: Any) -> None:
-        """Save the search with a model for plain calls of `generate`, which reads α as its length penalty."""
+        """Save the search settings as defaults of `generate`, which reads α as its length penalty."""
         # The metadata would say that its values are those of the model's configuration.
         found = model.generation_config.to_dict().items()
         generation = GenerationConfig(**{name: value for name, value in found if name not in METADATA_FIELDS})
@@ -109,7 +109,7 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Count = None,
     ) -> Any:
-        """As in `BaseTrainer`; in training with a `consistency_weight`, of two passes (see `consistency`)."""
+        """As in `BaseTrainer`; with a `consistency_weight`, training makes two passes (see `consistency`)."""
         if self._passes_twice:
             labels, inputs = inputs["labels"], twice(inputs)
             if self.compute_loss_func is None:
@@ -132,7 +132,7 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
     def _loss_of_logits(
         self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Count = None
     ) -> torch.Tensor:
-        """The loss of a model of the library."""
+        """The loss of a model of transformers."""
         if self._passes_twice:
             of_one_pass = labels.chunk(PASSES)[0]
             return self._consistency_loss(of_one_pass, num_items_in_batch).of_logits(outputs.logits)
@@ -148,7 +148,7 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
         metric_key_prefix: str = "eval",
         **gen_kwargs: Any,
     ) -> dict[str, float]:
-        """As in transformers, which takes options of `generate` too."""
+        """As in transformers; `gen_kwargs` are options of `generate`."""
         self._generation_options = self._complete(gen_kwargs)
         return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 
@@ -159,12 +159,12 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
         metric_key_prefix: str = "test",
         **gen_kwargs: Any,
     ) -> PredictionOutput:
-        """As in transformers, which takes options of `generate` too."""
+        """As in transformers; `gen_kwargs` are options of `generate`."""
         self._generation_options = self._complete(gen_kwargs)
         return super().predict(test_dataset, ignore_keys, metric_key_prefix)
 
     def _complete(self, gen_kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Options of `generate`, with the arguments' number of beams and length where none is given."""
+        """Options of `generate`; a missing number of beams or length is taken from the arguments."""
         options = {name: value for name, value in gen_kwargs.items() if value is not None}
         defaults = {"num_beams": self.args.generation_num_beams}
         if not options.keys() & {"max_length", "max_new_tokens"}:
@@ -174,7 +174,7 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
     def scores(
         self, dataset: Any, predictions: np.ndarray | None, labels: np.ndarray | None
     ) -> dict[str, float]:
-        """As in `BaseTrainer`; `TextMetrics` compares with the texts of a data set that has them."""
+        """As in `BaseTrainer`; if a data set has target texts, `TextMetrics` compares with them."""
         metrics = self.compute_metrics
         has_texts = "target" in (getattr(dataset, "column_names", None) or ())
         if predictions is None or not has_texts or not isinstance(metrics, TextMetrics):
@@ -214,12 +214,12 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
 
     @property
     def _searches(self) -> bool:
-        """Whether evaluation keeps several beams, between which a length penalty decides."""
+        """True if evaluation keeps several beams, so that the length penalty has an effect."""
         return (self.args.generation_num_beams or 1) > 1
 
     # ------------------------------------------------------------------------------------------- checkpoints
 
     def save_tokenizers(self, folder: Path) -> None:
-        """Write both tokenizers, or the one."""
+        """Write both tokenizers, or the one that both sides share."""
         if self.processing_class is not None:
             save_tokenizers(self.processing_class, self.target_processing_class, folder)

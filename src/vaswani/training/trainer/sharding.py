@@ -1,6 +1,6 @@
-"""A model shared out among processes: FSDP2 and tensor parallelism, by the plans that the model brings.
+"""Shard a model over processes with FSDP2 and tensor parallelism, by the model's own plans.
 
-Checkpoints are whole: sharded and unsharded runs resume each other's.
+Checkpoints hold the whole model: sharded and unsharded runs resume each other's checkpoints.
 """
 
 from __future__ import annotations
@@ -31,18 +31,20 @@ WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 class Sharding:
-    """Keeps in each process its share of a model's parameters, in place, and saves and loads the whole.
+    """Shards the parameters of a model in place; saves and loads the whole training state.
 
     Args:
-        model: the same in all processes, on their devices.
-        fsdp_size: processes that share out all parameters (ZeRO stage 3, arXiv:1910.02054; FSDP2), each with
-            batches of its own.
-        tensor_parallel_size: processes that share out heads and inner features (Megatron-LM,
+        model: the same model in all processes, on their devices.
+        fsdp_size: number of processes over which all parameters are sharded (ZeRO stage 3, arXiv:1910.02054;
+            FSDP2), each with its own batches.
+        tensor_parallel_size: number of processes over which heads and inner features are split (Megatron-LM,
             arXiv:1909.08053, section 3), with the same batches.
-        num_processes: in all; divisible by the product of the two, of which there are copies.
+        num_processes: number of all processes, a multiple of the product of both sizes; the factor is the
+            number of replicas.
 
     Raises:
-        UserError: the processes, or the model's heads and widths, cannot be shared out so.
+        UserError: the number of processes, or the model's heads and widths, are not divisible by the sizes;
+            or the model cannot be sharded.
     """
 
     def __init__(self, model: PreTrainedModel, fsdp_size: int, tensor_parallel_size: int, num_processes: int):
@@ -69,20 +71,20 @@ class Sharding:
         if config.dp_size > 1:
             if model.can_generate():
                 register_fsdp_forward_method(model, "generate")
-            # FSDP2 gives modules a class of its own, by which the library would name what is saved.
+            # FSDP2 replaces the class of modules, and the library would save the name of that class.
             for name in ("__name__", "__qualname__", "__module__"):
                 setattr(type(model), name, getattr(model_class, name))
 
     @property
     def held_parameters(self) -> int:
-        """How many parameters lie in this process."""
+        """The number of parameters that this process holds."""
         held = (
             value.to_local() if isinstance(value, DTensor) else value for value in self.model.parameters()
         )
         return sum(value.numel() for value in held)
 
     def save_training_state(self, trainer: BaseTrainer, folder: Path) -> None:
-        """Write the optimizer's state as an optimizer of the whole model has it, and the scheduler's."""
+        """Write the optimizer's state in the form of an unsharded optimizer, and the scheduler's state."""
         whole: dict[str, Any] = get_optimizer_state_dict(
             trainer.model, trainer.optimizer.optimizer, options=WHOLE
         )
@@ -104,7 +106,7 @@ class Sharding:
         torch.save(schedule, folder / SCHEDULER_NAME)
 
     def load_training_state(self, trainer: BaseTrainer, folder: Path) -> None:
-        """Give each process its share of what `save_training_state`, or a run that is not sharded, wrote."""
+        """Load each process's share of the state that `save_training_state` or an unsharded run wrote."""
         saved, schedule = (
             torch.load(folder / name, map_location="cpu", weights_only=True)
             for name in (OPTIMIZER_NAME, SCHEDULER_NAME)
