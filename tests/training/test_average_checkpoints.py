@@ -138,10 +138,10 @@ def test_fewer_checkpoints_than_asked_are_refused(finished, tmp_path, capsys):
     out = tmp_path / "out"
     for option in ("--last", "--best"):
         said = refused(capsys, finished, out, option, 5)
-        assert f"{finished} has 4 checkpoints, and 5 are to be averaged" in said
+        assert f"{finished} has 4 checkpoints, fewer than the 5 to average" in said
     folder = with_scores(copied(finished, tmp_path / "run"), {2: float("nan"), 4: float("inf")})
     said = refused(capsys, folder, out, "--best", 3)
-    assert f"{folder} has 2 checkpoints that were evaluated by loss, and 3 are to be averaged" in said
+    assert f"{folder} has 2 checkpoints that were evaluated by loss, fewer than the 3 to average" in said
     assert not out.exists()
 
 

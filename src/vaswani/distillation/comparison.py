@@ -37,11 +37,8 @@ from vaswani.evaluation.text_metrics import check_task, score_texts, task_of_met
 from vaswani.evaluation.translator import Evaluation, evaluate
 from vaswani.inference.translate.translation import Translator
 
-NOT_TOLD = {
-    "suppress_sequences",
-    "attention_of",
-    "max_length",
-}  # derived from other options, or reported elsewhere
+# Derived from other options, or reported elsewhere.
+NOT_TOLD = {"suppress_sequences", "attention_of", "max_length"}
 
 Progress = Callable[[int], object]
 
@@ -50,7 +47,7 @@ Progress = Callable[[int], object]
 class Candidate:
     """A model to measure, with the search options of its translator."""
 
-    name: str  # in the report
+    name: str  # name in the report
     translator: Translator
     folder: Path | None = None  # folder of the weight files, to report their size; None if not saved
 
@@ -64,7 +61,7 @@ class ModelResult:
     parameters: int  # shared parameters count once
     parameter_ratio: float  # relative to the teacher
     weight_bytes: int | None  # size of the weight files; None if they were not saved
-    dtype: str  # of the weights
+    dtype: str  # dtype of the weights
     max_length: int  # most tokens of a translation: the option, or less if the model has fewer positions
     untranslated_rows: int  # too long for the model; they count as empty translations
     cut_off_rows: int  # rows whose source was truncated to `max_source_length` tokens

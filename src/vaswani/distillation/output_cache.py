@@ -73,7 +73,7 @@ class OutputCache:
         self.folder = Path(folder)
         self.num_rows = num_rows
         self.rows_per_shard = rows_per_shard
-        self.num_shards = -(-num_rows // rows_per_shard)  # of a complete cache
+        self.num_shards = -(-num_rows // rows_per_shard)  # number of shards of a complete cache
         # All shards are dealt out, not only the missing ones: these become fewer while other processes work,
         # so a shard could go to two processes or to none.
         self._own_shards = range(process_index, self.num_shards, num_processes)
@@ -251,9 +251,8 @@ def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase, side: Side = "sour
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         is_marked = side == "source" and marks_languages(tokenizer)
-        around["language"] = (
-            str(codec.frame()) if is_marked else ""
-        )  # each call gives the language of targets
+        # The language of targets is not included: each call gives it.
+        around["language"] = str(codec.frame()) if is_marked else ""
         return _sha256(json.dumps([codec.vocabulary(), around], sort_keys=True))
     call_options = {"padding": None, "truncation": None}  # left over from the last call
     tokens = {**json.loads(backend.to_str()), **call_options}

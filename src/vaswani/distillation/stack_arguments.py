@@ -232,9 +232,8 @@ class TaskDistillationConfig(LabelsConfig):
     def unused(self) -> dict[str, str]:
         """Return the fields that have no effect with the given values, and why."""
         of_distributions = ("divergence", "temperature") if self.data.task == "regression" else ()
-        return super().unused() | dict.fromkeys(
-            of_distributions, "task=regression, whose loss is the squared error"
-        )
+        reason = "task=regression, whose loss is the squared error"
+        return super().unused() | dict.fromkeys(of_distributions, reason)
 
 
 OF_OBJECTIVE: dict[str, type[BaseConfig]] = {

@@ -38,7 +38,7 @@ Predict = Callable[[PreTrainedModel, Dataset], object]
 class Candidate:
     """A model to measure."""
 
-    name: str  # in the report
+    name: str  # name in the report
     role: str  # "teacher", "student" or "baseline"
     model: PreTrainedModel
     folder: Path | None = None  # folder of the weight files, to report their size

@@ -127,7 +127,7 @@ class _Shard:
     path: Path
     starts: Integers  # [rows + 1], in positions
     record: np.dtype[np.void]
-    offset: int  # of the first position, in bytes
+    offset: int  # offset of the first position, in bytes
 
     @classmethod
     def of(cls, path: Path, content: bytes) -> _Shard:

@@ -26,7 +26,7 @@ from vaswani.inference.sampling import Sampling
 
 @dataclass(frozen=True)
 class Writing:
-    """How a teacher continues texts.
+    """The settings with which a teacher continues texts.
 
     Args:
         prompt_tokens: number of first tokens of each text that the teacher continues.

@@ -29,8 +29,9 @@ from vaswani.unwritten_padding import unwritten_padding
 
 DISTRIBUTION = ("teacher_log_probs", "teacher_tokens")  # columns of a batch with stored distributions
 
-LossOfRows = Callable[[torch.Tensor, slice], torch.Tensor]  # of logits [n, V] and their slice of the N
-Distributions = Callable[[slice], tuple[torch.Tensor, torch.Tensor | None]]  # log-probabilities and tokens
+LossOfRows = Callable[[torch.Tensor, slice], torch.Tensor]  # logits [n, V], slice of the N tokens -> loss
+# Slice of the N tokens -> the teacher's log-probabilities and, unless these are for all tokens, token ids.
+Distributions = Callable[[slice], tuple[torch.Tensor, torch.Tensor | None]]
 
 
 class DistillationTrainer(Trainer):
@@ -70,9 +71,9 @@ class DistillationTrainer(Trainer):
         self.compute_loss_func = self._distillation_loss
         self.forward_options.pop("smoothing", None)
         self._student_takes_token_loss = "token_loss" in signature(self.model.forward).parameters
-        self._token_loss: TokenLoss | None = None  # of the current batch
-        self._source_mask = torch.empty(0)  # of the current batch: bool [B, S]
-        self._num_source_tokens: Count = None  # of the whole accumulated, distributed batch
+        self._token_loss: TokenLoss | None = None  # loss of the current batch
+        self._source_mask = torch.empty(0)  # mask of the current batch: bool [B, S]
+        self._num_source_tokens: Count = None  # count of the whole accumulated, distributed batch
 
     def _check_vocabularies(self) -> None:
         if self.teacher is None:

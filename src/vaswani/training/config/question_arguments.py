@@ -81,7 +81,7 @@ class QuestionDataArguments(Section):
 
 @dataclass
 class AnswerArguments(Section):
-    """How answers are chosen, in evaluations and by the trained model."""
+    """Options for choosing answers, in evaluations and by the trained model."""
 
     max_answer_length: int = option(30, "Most tokens of an answer.", at_least=1)
     n_best: int = option(20, "Answers to each question that nbest_predictions.json lists.", at_least=1)

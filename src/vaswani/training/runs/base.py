@@ -38,9 +38,8 @@ from vaswani.training.trainer.base import BaseTrainer
 from vaswani.training.trainer.checkpoints import check_same_data, check_writable, checkpoint_to_resume
 from vaswani.training.trainer.resuming import check_resumable, manifest_of
 
-Tokenizers = tuple[
-    PreTrainedTokenizerBase, PreTrainedTokenizerBase
-]  # of sources and of targets; a single tokenizer is given twice
+# The tokenizers of sources and of targets; a single tokenizer is given twice.
+Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 
 
 class BaseRun(ABC):

@@ -125,7 +125,7 @@ class CompletionRun(BaseRun):
 
     def tell(self, trainer: CompletionTrainer, split: str, rows: Dataset) -> dict[str, Any]:
         """Print the scores and examples; return what `evaluation.json` holds of them."""
-        longest = self.config.data.max_length  # for which the model has positions
+        longest = self.config.data.max_length  # the model has positions for this many
         tokenizer: Any = trainer.processing_class
         examples = [] if trainer.sharding else completed(trainer.model, tokenizer, rows, longest)
         metrics = show_estimates(trainer, split, rows, of="rows", names=TOLD_NAMES)

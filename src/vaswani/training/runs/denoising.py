@@ -40,7 +40,7 @@ from vaswani.training.trainer.denoising import DenoisingTrainer
 
 logger = logging.getLogger(__name__)
 
-WARNED_SHARE = 0.1  # of the tokens
+WARNED_SHARE = 0.1  # warn if more than this share of the tokens is left out
 
 
 class DenoisingRun(PretrainingRun):
@@ -132,7 +132,7 @@ class DenoisingRun(PretrainingRun):
         return splits
 
     def collators(self, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> dict[str, Any]:
-        """Noise is drawn anew in each epoch of training; in evaluation it is always the same."""
+        """Return collators that draw new noise in each epoch of training, but the same in all evaluations."""
         noise, start = self.noise(tokenizer), model.config.decoder_start_token_id
         return {
             name: DenoisingCollator(tokenizer, start, noise, self.config.training.seed)

@@ -110,7 +110,7 @@ class MaskedLMRun(PretrainingRun):
         return SentenceSequences(length)
 
     def collators(self, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> dict[str, Any]:
-        """Masks are drawn anew in each epoch of training; in evaluation they are always the same."""
+        """Return collators that draw new masks in each epoch of training, but the same in all evaluations."""
         task, seed = self.config.task, self.config.training.seed
         return {
             name: MaskingCollator(tokenizer, task.mask_probability, task.whole_word_masking, seed)

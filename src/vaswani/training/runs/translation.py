@@ -202,7 +202,7 @@ class TrainingRun(BaseRun):
         if self._shared_before() and not one_vocabulary:
             logger.warning(
                 "This run was begun with one embedding for two vocabularies, as an earlier version did when "
-                "their sizes were equal, and goes on so; a new training gives each vocabulary its own."
+                "their sizes were equal, and keeps it; a new training gives each vocabulary its own."
             )
             shape.share_encoder_decoder_embeddings = True
             return new_model(self.config, AutoModelForSeq2SeqLM, shape)

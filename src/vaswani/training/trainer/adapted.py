@@ -12,7 +12,7 @@ def base_model(model: Any) -> Any:
 
 
 def describe_adapted(model: Any, folder: Path) -> None:
-    """Write the files that identify an adapted model beside its adapter; nothing for other models."""
+    """Write the configurations and a sample of an adapted model to its folder; nothing for other models."""
     whole = base_model(model)
     if whole is not model:
         from vaswani.hub.adapters import write_sample  # here: most models have no adapter

@@ -52,8 +52,8 @@ def best_checkpoints(run: Path, count: int, metric: str | None = None) -> list[P
         raise UserError(f"no checkpoint of {run} was evaluated by {name}; expected one of {', '.join(known)}")
     if len(scores) < count:
         raise UserError(
-            f"{run} has {len(scores)} checkpoints that were evaluated by {name}, and {count} are to be "
-            "averaged; ask for fewer, or use --last"
+            f"{run} has {len(scores)} checkpoints that were evaluated by {name}, fewer than the {count} to "
+            "average; ask for fewer, or use --last"
         )
     best = sorted(scores, key=lambda path: scores[path], reverse=greater_is_better)[:count]
     return [path for path in found if path in best]
@@ -69,7 +69,7 @@ def _checkpoints(run: Path, count: int) -> list[Path]:
         raise UserError(f"{run} cannot be read ({error.strerror}); check its permissions") from error
     if len(found) < count:
         raise UserError(
-            f"{run} has {len(found)} checkpoints, and {count} are to be averaged; ask for fewer, or keep "
+            f"{run} has {len(found)} checkpoints, fewer than the {count} to average; ask for fewer, or keep "
             "more in training (save_total_limit)"
         )
     return found

@@ -76,7 +76,7 @@ class BaseTrainer(Trainer):
     Args:
         train_data_collator: collates training batches in place of `data_collator`. If it has a method
             `set_epoch`, that gets the number of each epoch, and of each pass over a stream, as it begins.
-        splitter: splits the words of the training rows anew in each epoch, before batches are made of them.
+        splitter: splits the words of the training rows again in each epoch, before the rows are batched.
         kwargs: as for transformers' `Trainer`.
 
     Attributes:
@@ -626,7 +626,7 @@ def lengths_of(dataset: Any, tokens: str, length: str) -> Sequence[int]:
 
 
 def _gpus(device: torch.device) -> list[torch.device]:
-    """The device, if it has a generator of random numbers beside the CPU's."""
+    """Return the device if it has its own random generator, besides the CPU's; otherwise an empty list."""
     return [device] if device.type == "cuda" else []
 
 

@@ -78,7 +78,7 @@ class _PairLoss(torch.autograd.Function):
         first, second = probs.unbind(1)
         ratio = logits[:, 0] - logits[:, 1]
         ratio -= normalizer[:, 0] - normalizer[:, 1]  # log P₁ − log P₂ [n, V]
-        with torch.autocast(logits.device.type, enabled=False):  # which would round the factors
+        with torch.autocast(logits.device.type, enabled=False):  # autocast would round the factors
             kl_first, kl_second = (probs @ ratio[..., None]).unbind(1)  # KL(P₁ ‖ P₂) and −KL(P₂ ‖ P₁), [n, 1]
         divergence = (kl_first - kl_second).sum() / 2
         # Of z₁: p₁ − target + α/2 · (p₁ · (ratio − KL(P₁ ‖ P₂)) + p₁ − p₂). Of z₂: with both exchanged.

@@ -26,7 +26,7 @@ class FiniteUpdates:
 
     def __init__(self, trainer: BaseTrainer):
         self.trainer = trainer
-        self._batches: list[tuple[dict[str, Any], torch.Tensor]] = []  # of this update, with their losses
+        self._batches: list[tuple[dict[str, Any], torch.Tensor]] = []  # of this update: batch, loss
         self._updates = 0  # updates in this process, including skipped ones
         self.skipped = 0
         self._skipped_in_a_row = 0
@@ -75,9 +75,8 @@ class FiniteUpdates:
             )
 
     def _is_finite(self, grad_norm: Any, losses: list[torch.Tensor]) -> bool:
-        if (
-            self.trainer.accelerator.scaler is not None
-        ):  # float16 adjusts its loss scale by overflowing gradients
+        # With float16, gradients may overflow: its loss scale is adjusted by them.
+        if self.trainer.accelerator.scaler is not None:
             return all(math.isfinite(loss) for loss in losses)
         return math.isfinite(grad_norm.full_tensor() if hasattr(grad_norm, "full_tensor") else grad_norm)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-Count = torch.Tensor | int | None  # of the labels, tokens or rows of a batch, by which a loss is divided
+Count = torch.Tensor | int | None  # number of labels, tokens or rows by which a loss is divided
 
 
 class Objective:

@@ -159,7 +159,7 @@ class PretrainingTrainer(BaseTrainer):
             "perplexity": math.exp(min(loss, MOST_NATS)),
             "accuracy": 100 * sums.correct / max(sums.labels, 1),
         }
-        if self.is_causal and self.measures_bytes:  # whose labels are the whole text
+        if self.is_causal and self.measures_bytes:  # then labels are the whole text
             scores["bits_per_byte"] = sums.nats / math.log(2) / max(sums.bytes, 1)
         if sums.pairs:
             scores["next_sentence_accuracy"] = 100 * sums.pairs_correct / sums.pairs

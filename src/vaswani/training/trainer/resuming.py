@@ -153,7 +153,7 @@ _CONDITIONS: dict[Condition, tuple[str, ...]] = {
     _corpus: ("dataset", "train_file", "validation_file"),
     _moved: ("model", "teacher", "student"),
     _freely: (
-        # where, when and what is saved, evaluated, logged and published
+        # saving, evaluation, logging and publication
         *("output_dir", "save_strategy", "save_steps", "save_total_limit", "save_on_each_node"),
         *("save_only_model", "eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "test_file"),
         *("evaluate_test", "max_test_rows", "average_checkpoints"),
@@ -163,14 +163,14 @@ _CONDITIONS: dict[Condition, tuple[str, ...]] = {
         *("push_to_hub", "hub_model_id", "hub_strategy", "hub_private_repo", "hub_always_push"),
         *("hub_revision", "language", "license", "data_name", "data_url", "data_license"),
         *("baseline", "retention_metric", "teacher_cache"),
-        # how fast it goes, and where
+        # speed and devices
         *("attn_implementation", "torch_compile", "torch_compile_backend", "torch_compile_mode"),
         *("activation_checkpointing", "activation_checkpointing_kwargs", "torch_empty_cache_steps"),
         *("use_cpu", "use_cache", "fsdp_size", "dataloader_num_workers", "dataloader_pin_memory"),
         *("dataloader_persistent_workers", "dataloader_prefetch_factor"),
         *("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers"),
         *("ddp_static_graph", "ddp_backend", "ddp_timeout"),
-        # what is decided anew after each update, or by the resumption itself
+        # settings that are read after each update, or only by the resumption itself
         *("early_stopping_patience", "non_finite_loss", "ignore_data_skip"),
         "restore_callback_states_from_checkpoint",
     ),
@@ -264,7 +264,7 @@ def _compared(
         defaults = default_settings(config)
     else:
         defaults = config.default_settings()
-    not_used = manifest["library_defaults"].keys() - now.keys()  # which transformers has dropped since
+    not_used = manifest["library_defaults"].keys() - now.keys()  # transformers has dropped these since
     before = _plain(defaults) | {
         name: value for name, value in _all(manifest).items() if name not in not_used
     }

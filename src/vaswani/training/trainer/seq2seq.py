@@ -62,7 +62,7 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
         elif self.compute_loss_func is None:
             self.compute_loss_func = self._loss_of_logits
         self.meter.passes = PASSES if self.args.consistency_weight else 1
-        self._generation_options: dict[str, Any] = {}  # of the current evaluation
+        self._generation_options: dict[str, Any] = {}  # options of the current evaluation
         self._set_generation(self.model)
 
     def call_model_init(self, trial: Any = None) -> Any:
