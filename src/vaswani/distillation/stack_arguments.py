@@ -232,8 +232,7 @@ class TaskDistillationConfig(LabelsConfig):
     def unused(self) -> dict[str, str]:
         """Return the fields that have no effect with the given values, and why."""
         of_distributions = ("divergence", "temperature") if self.data.task == "regression" else ()
-        reason = "task=regression, whose loss is the squared error"
-        return super().unused() | dict.fromkeys(of_distributions, reason)
+        return super().unused() | dict.fromkeys(of_distributions, "task=regression (squared error)")
 
 
 OF_OBJECTIVE: dict[str, type[BaseConfig]] = {
