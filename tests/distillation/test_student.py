@@ -285,7 +285,9 @@ def test_lists_of_the_library_go_with_the_layers() -> None:
     neo = GPTNeoForCausalLM(
         GPTNeoConfig(vocab_size=61, hidden_size=16, num_layers=4, num_heads=4, attention_types=types)
     )
-    with pytest.raises(UserError, match="'gpt_neo' model tells its layers apart by attention_types"):
+    with pytest.raises(
+        UserError, match="'gpt_neo' model sets the attention of its layers with attention_types"
+    ):
         student_from_teacher(neo, decoder_layers=[0, 2])
 
 
