@@ -86,7 +86,7 @@ class PretrainingTrainer(BaseTrainer):
             return None, torch.cat([self._sums(part) for part in self._parts(inputs)]), None
 
     def _parts(self, inputs: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
-        """Split the batch into parts with at most `LOGITS_AT_ONCE` logits each."""
+        """Split the batch into parts, of one row or more, whose logits fit in `LOGITS_AT_ONCE`."""
         rows, length = inputs["labels"].shape
         most = max(1, LOGITS_AT_ONCE // (length * self.model.config.vocab_size))
         for start in range(0, rows, most):
