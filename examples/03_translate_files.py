@@ -15,14 +15,14 @@ from vaswani import Translator
 model = sys.argv[1] if len(sys.argv) > 1 else "runs/example"
 lines = ["27. Januar 1999", "", "samedi 1 mai 2027", "Tuesday, March 3, 2020", "3 de marzo de 2020"]
 
-# From Python: takes any iterable of sentences, also one that does not fit into memory, and keeps their order.
+# In Python, `translate` takes any iterable of sentences, even one larger than memory, and keeps their order.
 translator = Translator.from_pretrained(model, num_beams=4, length_penalty=0.6)
 for translation in translator.translate(lines, n_best=3):
     print(translation.source or "(an empty line stays empty)")
     for hypothesis in translation.hypotheses:
         print(f"  {hypothesis.score:8.3f}  {hypothesis.log_prob:8.3f}  {hypothesis.text}")
 
-# From the shell: one line in is one line out; --n_best writes JSON, with scores.
+# On the command line, each line of input gives one line of output; --n_best writes JSON with scores.
 with tempfile.TemporaryDirectory() as folder:
     source, plain, ranked = (Path(folder, name) for name in ("dates.txt", "iso.txt", "iso.jsonl"))
     source.write_text("\n".join(lines) + "\n", encoding="utf-8")

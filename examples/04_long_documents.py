@@ -31,7 +31,7 @@ tokens = torch.randint(5, config.vocab_size, (1, length))
 
 
 def seconds_per_step() -> float:
-    """Forward and backward over one document; the better of two."""
+    """Return the seconds of a forward and backward pass over one document, the better of two."""
     seconds = []
     for _ in range(2):
         start = time.perf_counter()
@@ -45,7 +45,7 @@ vaswani.sparsify(model, block_size=64, window=3, num_global=2, num_random=3)
 sparse = seconds_per_step()
 print(f"{length:,} tokens: {dense:.2f} s a step with dense attention, {sparse:.2f} s with sparse")
 
-# What is saved loads as a sparse model; without this package it is refused, and does not load as a dense one.
+# The saved model loads as a sparse model. Without this package, loading fails instead of giving a dense model.
 model.eval().save_pretrained(output_dir)
 loaded = AutoModelForMaskedLM.from_pretrained(output_dir)
 with torch.no_grad():

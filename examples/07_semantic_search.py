@@ -25,7 +25,7 @@ corpus, queries = days["test"]["source"][:], days["test"]["target"][:]  # texts,
 
 
 def share_found(embedder: Embedder) -> float:
-    """How often the most similar text to an ISO date is of that day; no day is in the training split."""
+    """Return how often the text most similar to an ISO date is of its day; no such day is in training."""
     found = semantic_search(embedder.embed(queries), embedder.embed(corpus), top_k=1)
     nearest = [queries[results[0]["corpus_id"]] for results in found]
     return sum(map(str.__eq__, nearest, queries)) / len(queries)
@@ -42,7 +42,7 @@ def train() -> None:
     print(f"untrained, {share_found(Embedder(model, tokenizer)):.0%} are found")
 
     def embed(texts: list[str]) -> torch.Tensor:
-        """As `Embedder` does it, with gradients."""
+        """Return normalized mean vectors, as `Embedder` does, with gradients."""
         batch = tokenizer(texts, padding=True, return_tensors="pt")
         is_token = batch["attention_mask"][..., None]
         states = model(**batch).last_hidden_state * is_token

@@ -4,7 +4,7 @@
     python examples/01_train_and_translate.py runs/example
     python examples/08_serve_with_ctranslate2.py [MODEL [PORT]]
 
-With a port the server stays: curl -d '["March 3, 2020"]' http://127.0.0.1:PORT
+With a port, the server keeps running: curl -d '["March 3, 2020"]' http://127.0.0.1:PORT
 """
 
 import json
@@ -22,7 +22,7 @@ from vaswani.interop import export_folder
 model = sys.argv[1] if len(sys.argv) > 1 else "runs/example"
 port = int(sys.argv[2]) if len(sys.argv) > 2 else 0
 
-# What `vaswani export MODEL FOLDER` writes; quantization="int8" makes it a quarter as large.
+# The same as `vaswani export MODEL FOLDER`; quantization="int8" makes the files a quarter as large.
 with tempfile.TemporaryDirectory() as folder:
     export_folder(model, Path(folder, "exported"), "ctranslate2")
     translator = Translator.from_pretrained(Path(folder, "exported"), engine="ctranslate2", num_beams=4)

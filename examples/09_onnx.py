@@ -20,7 +20,7 @@ lines = ["27. Januar 1999", "samedi 1 mai 2027", "Tuesday, March 3, 2020", "3 de
 
 with tempfile.TemporaryDirectory() as folder:
     exported, small = Path(folder, "exported"), Path(folder, "int8")
-    export_folder(model, exported, "onnx")  # what `vaswani export MODEL FOLDER --to onnx` writes
+    export_folder(model, exported, "onnx")  # the same as `vaswani export MODEL FOLDER --to onnx`
     export_folder(model, small, "onnx", quantization="int8")
 
     # The same Translator, on another engine: the search, its options and its scores stay as they are.
