@@ -2,7 +2,7 @@
 
     python examples/01_train_and_translate.py [OUTPUT_DIR]
 
-`vaswani train --config dates` does the same for many languages; this script shows the parts of such a training.
+`vaswani train --config dates` does the same for many languages; this script shows its parts.
 """
 
 import sys

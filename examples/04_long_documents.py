@@ -45,7 +45,7 @@ vaswani.sparsify(model, block_size=64, window=3, num_global=2, num_random=3)
 sparse = seconds_per_step()
 print(f"{length:,} tokens: {dense:.2f} s a step with dense attention, {sparse:.2f} s with sparse")
 
-# The saved model loads as a sparse model. Without this package, loading fails instead of giving a dense model.
+# The saved model loads as a sparse model; without this package, loading fails and gives no dense model.
 model.eval().save_pretrained(output_dir)
 loaded = AutoModelForMaskedLM.from_pretrained(output_dir)
 with torch.no_grad():
