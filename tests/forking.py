@@ -40,9 +40,9 @@ class ForkingPython:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        # Its input may not end: workers of a data loader that were forked here have the pipe as well.
+        self._process.terminate()
+        self._process.communicate()
 
     def run(
         self, arguments: Sequence[object], folder: Path, variables: Mapping[str, str] | None = None

@@ -74,6 +74,16 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere.txt").read_text() == "1\n"
 
 
+def test_a_partial_file_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    """Its name can be guessed: a link there may lead to a file of somebody else."""
+    victim = tmp_path / "victim.txt"
+    victim.write_text("kept")
+    (tmp_path / "out.txt.partial").symlink_to(victim)
+    with pytest.raises(UserError, match=r"cannot write .*out\.txt\.partial"):
+        LineWriter(str(tmp_path / "out.txt"))
+    assert victim.read_text() == "kept"
+
+
 def test_devices_are_written_in_place() -> None:
     with LineWriter(os.devnull) as writer:
         writer.write("1")

@@ -1,6 +1,7 @@
 """Cards say what is known, where it belongs, and nothing else."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -302,8 +303,25 @@ def test_any_example_keeps_its_table_and_its_snippet(text: str) -> None:
     card = text_of(replace(FACTS, evaluation=evaluation))
     rows = section(card, "Results").split("| Source |")[1].strip().split("\n")
     assert len(rows) == 3  # the rest of the heading, the rule, one row
-    assert rows[2].replace("\\|", "").count("|") == 4
+    assert re.sub(r"\\.", "", rows[2]).count("|") == 4
+    assert "<" not in rows[2]
     assert card.count("\n## ") == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        ("<unk> <script>x</script> &amp;", "&lt;unk&gt; &lt;script&gt;x&lt;/script&gt; &amp;amp;"),
+        ("![t](http://a.b/c.png)", "!\\[t\\](http://a.b/c.png)"),
+        ("a\\|b _x_ *y* `z`", "a\\\\\\|b \\_x\\_ \\*y\\* \\`z\\`"),
+        ("red \x1b[31m", "red \\[31m"),
+    ],
+)
+def test_examples_are_shown_as_they_are(text: str, cell: str) -> None:
+    """Neither as Markdown nor as HTML, whatever the rows of a corpus hold."""
+    evaluation = {**FACTS.evaluation, "examples": [{**EXAMPLE, "source": text}]}
+    rows = section(text_of(replace(FACTS, evaluation=evaluation)), "Results").split("| Source |")[1]
+    assert rows.strip().split("\n")[2].startswith(f"| {cell} |")
 
 
 @pytest.mark.parametrize("text", ['a "quoted" text', "back\\slash", "line\nbreak", "日本"])

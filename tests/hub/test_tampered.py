@@ -70,6 +70,20 @@ def test_a_model_of_another_type_is_not_run_unasked(checkpoint: Path) -> None:
     assert not trace.exists()
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"attn_implementation": "eve/evil-attention"},
+        {"_attn_implementation": {"encoder": "eve/evil@main"}},
+        {"decoder": {"attn_implementation": "eve/evil"}},
+    ],
+)
+def test_a_kernel_of_the_hub_is_not_loaded_unasked(checkpoint: Path, fields: dict[str, Any]) -> None:
+    change(checkpoint / "config.json", **fields)
+    with pytest.raises(UserError, match=r"attn_implementation=eve/evil.* is code on the Hub"):
+        Translator.from_pretrained(checkpoint)
+
+
 def test_the_code_of_a_tokenizer_is_not_run_unasked(checkpoint: Path) -> None:
     trace = plant_code(checkpoint)
     change(

@@ -274,6 +274,23 @@ def test_a_mask_covers_the_cache_and_the_new_tokens(cache: str) -> None:
     torch.testing.assert_close(actual, expected)
 
 
+@pytest.mark.parametrize("block_size", [3, 16])  # by operators; by C++ where there is a compiler
+def test_torch_func_differentiates_sparse_layers(block_size: int) -> None:
+    sizes = {"vocab_size": 23, "d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2}
+    sparse = {"encoder_attention": "sparse", "sparse_block_size": block_size}
+    model = VaswaniForMaskedLM(VaswaniEncoderConfig(**sizes, **sparse, encoder_ffn_dim=16)).eval()
+    ids = torch.randint(3, 23, (2, 40))
+    model(input_ids=ids, labels=ids).loss.backward()
+    expected = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+
+    def loss(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.func.functional_call(model, weights, (), {"input_ids": ids, "labels": ids}).loss
+
+    found = torch.func.grad(loss)({name: each.detach() for name, each in model.named_parameters()})
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
+
+
 def test_transforms_of_torch_func_see_no_checks() -> None:
     model, given = make(VaswaniForMaskedLM), right(VaswaniForMaskedLM)
     for name in ("labels", "smoothing", "attention_mask"):  # the library reads the mask itself

@@ -20,6 +20,7 @@ from vaswani import TrainingArguments
 from vaswani.distillation import run as distillation_run
 from vaswani.distillation.config import DistillationConfig
 from vaswani.distillation.run import DistillationRun
+from vaswani.distillation.stack_arguments import TaskDistillationConfig
 from vaswani.errors import UserError
 from vaswani.files.run_files import checkpoints
 from vaswani.hub.card import LISTED_SETTINGS
@@ -223,7 +224,8 @@ def test_so_are_those_that_cannot_change_here(saved, tmp_path, name, capsys):
 def test_the_table_names_settings_that_exist(saved):
     known = {field.name for config, _ in saved.values() for _, field in all_fields(config)}
     assert not MAY_CHANGE.keys() - known - {NUM_PROCESSES}
-    assert not set(PLACES) - known
+    of_task = sections(TaskDistillationConfig).values()
+    assert not set(PLACES) - known - {field.name for part in of_task for field in dataclasses.fields(part)}
     assert not (OTHER_VALUES.keys() | set(NOT_MADE_HERE)) - known
 
 

@@ -12,7 +12,6 @@ import torch
 from accelerate import PartialState
 from datasets import Dataset
 from transformers import (
-    AutoConfig,
     AutoModelForSeq2SeqLM,
     PreTrainedConfig,
     PreTrainedModel,
@@ -47,7 +46,7 @@ from vaswani.errors import UserError
 from vaswani.evaluation.text_metrics import METRICS_OF_TASK
 from vaswani.hub.card import name_of_data
 from vaswani.hub.checkpoint import load_checkpoint
-from vaswani.hub.run_metadata import read_run_metadata
+from vaswani.hub.run_metadata import read_config, read_run_metadata
 from vaswani.inference.decoding import Side, position_limit
 from vaswani.inference.translate.translation import Translator
 from vaswani.training.config.arguments import ModelArguments, RunConfig
@@ -319,7 +318,7 @@ class BaselineRun(TrainingRun):
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
         """The student before training: from its folder, or with new weights in its shape."""
         if self.begins_with in (RANDOM, FROM_TEACHER):
-            return new_model(self.config, AutoModelForSeq2SeqLM, AutoConfig.from_pretrained(self.student))
+            return new_model(self.config, AutoModelForSeq2SeqLM, read_config(Path(self.student)))
         model = load_checkpoint(self.begins_with, self.config.training.device, torch.float32)[0]
         begin_as_tokenizer(model, tokenizers[1])
         return model

@@ -18,10 +18,11 @@ def open_locked(path: Path) -> int:
 
     Raises:
         BlockingIOError: another process holds the lock.
-        OSError: the file cannot be opened.
+        OSError: the file cannot be opened, or is a symbolic link.
     """
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        # The name can be guessed: somebody who may write in the folder could link it to another file.
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -36,6 +37,6 @@ def open_locked(path: Path) -> int:
 
 def _is_still(path: Path, descriptor: int) -> bool:
     try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
     except FileNotFoundError:
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -313,7 +314,7 @@ def _results(run: RunMetadata) -> str:
 
 
 def _score_cells(score: dict[str, Any]) -> tuple[str, ...]:
-    signature = f"`{_cell(score['signature'])}`" if score.get("signature") else ""
+    signature = "`" + score["signature"].replace("|", "\\|") + "`" if score.get("signature") else ""
     return score["name"], f"{score['value']:.2f}", f"{score['low']:.2f} to {score['high']:.2f}", signature
 
 
@@ -327,7 +328,9 @@ def _examples(examples: list[dict[str, Any]]) -> str:
 def _cell(value: Any) -> str:
     """Return a table cell for a text, a label, or a list of words or labels."""
     text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return " ".join(_shortened(text).split()).replace("|", "\\|")
+    printable = "".join(letter if letter.isprintable() else " " for letter in _shortened(text))
+    escaped = re.sub(r"([\\`*_\[\]|~$])", r"\\\1", html.escape(printable, quote=False))
+    return " ".join(escaped.split())
 
 
 def _shortened(text: str) -> str:

@@ -234,7 +234,7 @@ def usage(
             imports, first_line = f"AutoConfig, {imports}", f"{first_line}from peft import PeftModel\n"
             loads = [
                 f"config = AutoConfig.from_pretrained({place})",
-                f'base = {auto_class}.from_pretrained("{adapts}", config=config{options})',
+                f"base = {auto_class}.from_pretrained({json.dumps(adapts)}, config=config{options})",
                 f'model = PeftModel.from_pretrained(base, "{repo_id}")',
             ]
         lines = [

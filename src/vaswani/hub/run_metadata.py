@@ -37,6 +37,7 @@ _AUTO_CLASSES: tuple[Any, ...] = (
     *(transformers.AutoModelForSequenceClassification, transformers.AutoModelForTokenClassification),
     transformers.AutoModelForQuestionAnswering,
 )
+_ATTENTION = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 _COUNTS_LAYERS = re.compile(r"(^|_)(n_layers?|layers)$")
 DISTILLATION_REPORT, DISTILLATION_PLOT = "report.md", "quality_speed.png"
 
@@ -137,6 +138,7 @@ def read_config(folder: Path) -> PreTrainedConfig:
         )
     try:
         _check_sizes(values)
+        _check_attention(values)
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # an unknown model type, a field that fails its validation
         model_type, reason = values.get("model_type"), one_line(error.__cause__ or error)
@@ -154,6 +156,19 @@ def _check_sizes(values: dict[str, Any]) -> None:
         most = MOST_LABELS if name == "num_labels" else MOST_LAYERS if _COUNTS_LAYERS.search(name) else None
         if most is not None and isinstance(value, int | float) and not value <= most:
             raise ValueError(f"{name}={value} must be at most {most:,}")
+
+
+def _check_attention(values: dict[str, Any]) -> None:
+    """Raise a ValueError if a file selects attention from the Hub, which would run the code of a kernel."""
+    for name, value in values.items():
+        if name in _ATTENTION:
+            for chosen in value.values() if isinstance(value, dict) else [value]:
+                if isinstance(chosen, str) and "/" in chosen:
+                    raise ValueError(
+                        f"{name}={chosen} is code on the Hub, which a checkpoint cannot choose; remove it"
+                    )
+        elif isinstance(value, dict):  # the configuration of a part
+            _check_attention(value)
 
 
 def count_parameters(config: PreTrainedConfig, auto_class: Any = None) -> int:

@@ -16,6 +16,7 @@ import torch
 
 from vaswani.kernels.native_library import native_library, why_not_compiled
 from vaswani.kernels.sequence_groups import groups_of_sequences, whole_batch
+from vaswani.model.input_checks import has_values
 from vaswani.model.sparse_attention import attend_by_pattern, block_table, pattern_numbers, pattern_of
 from vaswani.model.sparse_pattern import SparsePattern
 
@@ -56,6 +57,8 @@ def vector_width() -> int:
 def can_compute(query: torch.Tensor, pattern: SparsePattern) -> bool:
     """Return whether the library can compute queries of this dtype and shape."""
     if query.device.type != "cpu" or query.dtype not in STORED or not query.numel():
+        return False
+    if not torch.compiler.is_compiling() and not has_values(query):  # transformed by torch.func
         return False
     vector = vector_width()
     return vector > 0 and pattern.block_size % vector == 0 and query.shape[-1] % vector == 0

@@ -16,7 +16,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset, IterableDataset
-from transformers import AutoConfig, EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from vaswani.data.evenly_spread import at_most
@@ -26,7 +26,7 @@ from vaswani.errors import RunError, UserError, listing
 from vaswani.files.run_files import CORPUS_FILE, EVALUATION_FILE, SETTINGS_FILE
 from vaswani.hub.card import handwritten_card, write_card
 from vaswani.hub.push import push_folder
-from vaswani.hub.run_metadata import read_run_metadata
+from vaswani.hub.run_metadata import read_config, read_run_metadata
 from vaswani.insight.curves import save_curves
 from vaswani.training.config.options import BaseConfig
 from vaswani.training.launch.processes import check_processes, check_sizes
@@ -344,7 +344,7 @@ def publish(config: BaseConfig) -> None:
 
 def _check_same_model(arguments: Any, model: PreTrainedModel, checkpoint: Path) -> None:
     """Raise `UserError` unless the checkpoint holds a model of this shape."""
-    saved = AutoConfig.from_pretrained(checkpoint)
+    saved = read_config(checkpoint)
     for name in (field.name for field in fields(arguments) if field.name != "attn_implementation"):
         asked, found = (getattr(shape, name, None) for shape in (model.config, saved))
         if asked != found:

@@ -1,6 +1,7 @@
 """One line for a user whose training failed: the cause, the remedy, and what was saved."""
 
 import os
+import pickle
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -27,6 +28,12 @@ _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate mem
 
 def describe_failure(error: BaseException, output_dir: Path) -> str:
     """Return the cause of a failure, and what was saved before it."""
+    if any(isinstance(link, pickle.UnpicklingError) for link in causes(error)):
+        return (
+            "the checkpoint's optimizer.pt, scheduler.pt or rng_state.pth is pickled with more than tensors, "
+            "which could be code, and is not loaded; resume from another checkpoint, "
+            "--resume_from_checkpoint DIR"
+        )
     return f"{_cause(error, output_dir)}; {what_was_saved(output_dir)}"
 
 

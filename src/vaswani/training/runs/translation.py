@@ -13,7 +13,6 @@ import torch
 from accelerate import PartialState
 from datasets import Dataset, IterableDataset
 from transformers import (
-    AutoConfig,
     AutoModelForSeq2SeqLM,
     PreTrainedConfig,
     PreTrainedModel,
@@ -39,6 +38,7 @@ from vaswani.evaluation.text_metrics import (
     check_task,
 )
 from vaswani.hub.checkpoint import load_checkpoint
+from vaswani.hub.run_metadata import read_config
 from vaswani.inference.decoding import position_limit
 from vaswani.interop.conversion import FORMATS, convert
 from vaswani.interop.marian_fsmt import FSMT, MARIAN
@@ -218,7 +218,7 @@ class TrainingRun(BaseRun):
         """Return True if the checkpoint to resume shares one embedding and the settings do not decide it."""
         if self.checkpoint is None or self.config.model.share_encoder_decoder_embeddings is not None:
             return False
-        return getattr(AutoConfig.from_pretrained(self.checkpoint), "share_encoder_decoder_embeddings", False)
+        return getattr(read_config(self.checkpoint), "share_encoder_decoder_embeddings", False)
 
     def tokenize(self, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, Any]:
         """The rows of each split as token ids; warns about targets that do not decode to themselves."""

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import HfApi
 from transformers import PreTrainedConfig
+from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import PushInProgress, logging
 
 from vaswani.errors import RunError, UserError
-from vaswani.files.atomic_files import discard_unfinished, unfinished_path, write_whole
+from vaswani.files.atomic_files import discard_unfinished, sha256_of, unfinished_path, write_whole
 from vaswani.files.hub_client import use_patient_client
+from vaswani.files.json_files import read_object
 from vaswani.files.run_files import HISTORY, MANIFEST
 from vaswani.hub.card import write_card
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure
@@ -36,7 +38,7 @@ logger = logging.get_logger(__name__)
 
 # Files of a checkpoint besides the model.
 STATE = (
-    *("config.json", "trainer_state.json", "training_args.bin", MANIFEST, HASHES),
+    *("config.json", TRAINER_STATE_NAME, MANIFEST, HASHES),
     *("to_teacher_width.safetensors", "optimizer.pt", "scheduler.pt", "scaler.pt"),
     *("rng_state.pth", "rng_state_*.pth"),
 )
@@ -50,7 +52,9 @@ PLACES = (
         "teacher",
         "student",
         "generation_config",
+        "unlabelled_file",
         "deepspeed",
+        "fsdp_config",
         "accelerator_config",
     ),
 )
@@ -189,8 +193,14 @@ def _linked_copy(folder: Path, config: PreTrainedConfig) -> Path:
 
 
 def hide_folders(checkpoint: Path) -> None:
-    """Reduce absolute paths in a checkpoint's manifest to the names of the files and folders."""
-    manifest = read_manifest(checkpoint)
+    """Reduce absolute paths in a checkpoint's manifest and state to the names of the files and folders."""
+    manifest, path = read_manifest(checkpoint), checkpoint / TRAINER_STATE_NAME
+    manifest["files"].pop(TRAINING_ARGS_NAME, None)  # is not pushed: it has paths, and nobody needs it
+    if path.is_file() and (best := (state := read_object(path)).get("best_model_checkpoint")):
+        write_whole(
+            path, json.dumps({**state, "best_model_checkpoint": _name_alone(best)}, indent=2).encode()
+        )
+        manifest["files"][TRAINER_STATE_NAME] = sha256_of(path)
     for settings in (
         manifest.get("settings", {}),
         *(entry["changed"] for entry in manifest.get(HISTORY, ())),
