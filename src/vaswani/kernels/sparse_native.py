@@ -8,6 +8,7 @@ B batch · H heads · n tokens · D head width · N = ceil(n / b) blocks of b to
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from vaswani.kernels.native_library import native_library, why_not_compiled
-from vaswani.kernels.sequence_groups import groups_of_sequences, whole_batch
+from vaswani.kernels.sequence_groups import Group, groups_of_sequences, whole_batch
 from vaswani.model.input_checks import has_values
 from vaswani.model.sparse_attention import attend_by_pattern, block_table, pattern_numbers, pattern_of
 from vaswani.model.sparse_pattern import SparsePattern
@@ -116,8 +117,11 @@ def _attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output, and for the backward pass each row's log2 Σ 2^score, [B, H, N · b]."""
     output, log_sums = _empty_results(query, pattern)
-    inputs = query, key, value, padding_mask, seed, pattern, scaling, dropout
-    _call_in_groups("vaswani_sparse_attention", *inputs, log_sums, {}, {"output": output})
+    numbers = None if seed is None else int(seed)
+    inputs = _Inputs(
+        query, key, value, padding_mask, numbers, pattern_of(pattern), scaling, dropout, log_sums
+    )
+    _call_in_groups("vaswani_sparse_attention", inputs, {}, {"output": output})
     return output, log_sums
 
 
@@ -152,10 +156,13 @@ def _backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of query, key and value from that of the output."""
     gradients = _empty(query), _empty(key), _empty(value)
-    inputs = query, key, value, padding_mask, seed, pattern, scaling, dropout
+    numbers = None if seed is None else int(seed)
+    inputs = _Inputs(
+        query, key, value, padding_mask, numbers, pattern_of(pattern), scaling, dropout, log_sums
+    )
     given = {"output": output, "upstream": upstream}
     results = dict(zip(("grad_query", "grad_key", "grad_value"), gradients, strict=True))
-    _call_in_groups("vaswani_sparse_attention_backward", *inputs, log_sums, given, results)
+    _call_in_groups("vaswani_sparse_attention_backward", inputs, given, results)
     return gradients
 
 
@@ -177,59 +184,62 @@ def _differentiate(ctx: Any, upstream: torch.Tensor, _: torch.Tensor) -> tuple[t
 _attention.register_autograd(_differentiate, setup_context=_save)
 
 
+@dataclass(frozen=True)
+class _Inputs:
+    """What a call reads: states [B, H, n, D], mask [B, n], and each row's log2 Σ 2^score [B, H, N · b]."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    padding_mask: torch.Tensor | None
+    seed: int | None
+    pattern: SparsePattern
+    scaling: float
+    dropout: float
+    log_sums: torch.Tensor
+
+    def of_group(self, group: Group) -> "_Inputs":
+        """Return the inputs of some sequences, which have a dropout of their own.
+
+        The sums of their rows, which may be shorter, come first in their part of `log_sums`.
+        """
+        return replace(
+            self,
+            query=group.states(self.query),
+            key=group.states(self.key),
+            value=group.states(self.value),
+            padding_mask=group.mask(self.padding_mask),
+            seed=None if self.seed is None else (self.seed + group.rows.start * SEED_STEP) % 2**63,
+            log_sums=self.log_sums[group.rows],
+        )
+
+
 def _call_in_groups(
-    function: str,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    padding_mask: torch.Tensor | None,
-    seed: torch.Tensor | None,
-    numbers: list[int],
-    scaling: float,
-    dropout: float,
-    log_sums: torch.Tensor,
-    given: dict[str, torch.Tensor],
-    results: dict[str, torch.Tensor],
+    function: str, inputs: _Inputs, given: dict[str, torch.Tensor], results: dict[str, torch.Tensor]
 ) -> None:
     """Call a function of the library for each group of sequences, without copying their states.
 
     The function reads the other `given` states and writes the `results` [B, H, n, D], which are zero beyond
     each group.
     """
-    groups = groups_of_sequences(query, pattern_of(numbers), padding_mask)
-    if groups != [whole_batch(query)]:
+    groups = groups_of_sequences(inputs.query, inputs.pattern, inputs.padding_mask)
+    if groups != [whole_batch(inputs.query)]:
         for result in results.values():
             result.zero_()
     for group in groups:
-        inputs = group.states(query), group.states(key), group.states(value), group.mask(padding_mask)
-        # Every group has its own dropout; the sums of its shorter rows come first in their part of
-        # `log_sums`.
-        of_group = 0 if seed is None else (int(seed) + group.rows.start * SEED_STEP) % 2**63
         states = {name: group.states(each) for name, each in {**given, **results}.items()}
-        _call(function, *inputs, of_group, numbers, scaling, dropout, log_sums[group.rows], states)
+        _call(function, inputs.of_group(group), states)
 
 
-def _call(
-    function: str,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    padding_mask: torch.Tensor | None,
-    seed: int,
-    numbers: list[int],
-    scaling: float,
-    dropout: float,
-    log_sums: torch.Tensor,
-    states: dict[str, torch.Tensor],
-) -> None:
+def _call(function: str, inputs: _Inputs, states: dict[str, torch.Tensor]) -> None:
     """Call a function of the library, which writes its results into some of the `states` [B, H, n, D]."""
     compiled = library()
     assert compiled is not None  # `can_compute` has asked
-    pattern, threads = pattern_of(numbers), torch.get_num_threads()
+    query, pattern, threads = inputs.query, inputs.pattern, torch.get_num_threads()
     batch, heads, length, width = query.shape
     num_blocks, size = pattern.num_blocks(length), pattern.block_size
     table = block_table(pattern, num_blocks, query.device)
-    bias = _bias(query, padding_mask, (num_blocks + 1) * size)
+    bias = _bias(query, inputs.padding_mask, (num_blocks + 1) * size)
     num_segments = -(-threads // (batch * heads))  # more segments would be more gradients to add up
     call = _Call(
         batch=batch,
@@ -243,19 +253,18 @@ def _call(
         causal=pattern.causal,
         num_threads=min(threads, batch * heads * num_segments),
         num_segments=num_segments,
-        dropped_levels=round(dropout * LEVELS),
-        seed=seed,
+        dropped_levels=round(inputs.dropout * LEVELS),
+        seed=inputs.seed or 0,
         stored=STORED[query.dtype],
-        scaling=scaling,
+        scaling=inputs.scaling,
         bias=bias.data_ptr(),
         key_blocks=table.data_ptr(),
-        log_sums=log_sums.data_ptr(),
+        log_sums=inputs.log_sums.data_ptr(),
         seconds=None if stage_seconds is None else stage_seconds.data_ptr(),
     )
-    states = {
-        name: _in_rows(each) for name, each in {**states, "query": query, "key": key, "value": value}.items()
-    }
-    for name, each in states.items():
+    states = states | {"query": query, "key": inputs.key, "value": inputs.value}
+    in_rows = {name: _in_rows(each) for name, each in states.items()}  # copies live until the call is over
+    for name, each in in_rows.items():
         rows = (stride * each.element_size() for stride in each.stride()[:3])
         setattr(call, name, _States(each.data_ptr(), *rows))
     # Unneeded parts of this memory are never touched and take no physical memory.
