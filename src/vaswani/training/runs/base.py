@@ -85,6 +85,29 @@ class BaseRun(ABC):
 
     def _prepare(self) -> tuple[dict[str, Any], Tokenizers, BaseTrainer]:
         """All steps before training; returns the tokenized splits, the tokenizers and the trainer."""
+        self._check_settings()
+        with _first_the_main_process():
+            corpus = self.load()
+        if not self.config.training.evaluate_test:
+            corpus.splits.pop("test", None)
+        identity = self.identity(corpus)
+        tokenizers = self._saved_or_new_tokenizers(corpus, identity)
+        with blame_size():
+            model = self.build_model(tokenizers)
+        settings = manifest_of(self.config)
+        if self.checkpoint:
+            _check_same_model(self.config.model, model, self.checkpoint)
+        self.revise(corpus, tokenizers)
+        with _first_the_main_process():
+            splits = self._with_fewer_test_rows(self.tokenize(corpus, tokenizers))
+        trainer = self.build_trainer(splits, tokenizers, model)
+        trainer.identity, trainer.settings, trainer.history = identity, settings, self.history
+        trainer.stream_report = corpus.reports["train"]
+        self._announce_and_record(corpus, splits, tokenizers, trainer)
+        return splits, tokenizers, trainer
+
+    def _check_settings(self) -> None:
+        """Raise `UserError` for settings that cannot work, before the corpus is read; find the checkpoint."""
         config, training = self.config, self.config.training
         check_processes()
         check_sizes(training.fsdp_size, training.tensor_parallel_size, training.world_size)
@@ -96,34 +119,24 @@ class BaseRun(ABC):
         handwritten_card(config.output_dir)  # fails now rather than at the end, if the card is unreadable
         if self.checkpoint:
             self.history = check_resumable(self.checkpoint, config).record
-        with _first_the_main_process():
-            corpus = self.load()
-        if not training.evaluate_test:
-            corpus.splits.pop("test", None)
-        identity = self.identity(corpus)
-        if self.checkpoint:
-            check_same_data(self.checkpoint, identity)
-            tokenizers = load_tokenizers(self.checkpoint)
-        else:
-            tokenizers = self.build_tokenizers(corpus)
-        with blame_size():
-            model = self.build_model(tokenizers)
-        settings = manifest_of(config)
-        if self.checkpoint:
-            _check_same_model(config.model, model, self.checkpoint)
-        self.revise(corpus, tokenizers)
-        with _first_the_main_process():
-            splits = self._with_fewer_test_rows(self.tokenize(corpus, tokenizers))
-        trainer = self.build_trainer(splits, tokenizers, model)
-        trainer.identity, trainer.settings, trainer.history = identity, settings, self.history
-        trainer.stream_report = corpus.reports["train"]
+
+    def _saved_or_new_tokenizers(self, corpus: Corpus, identity: dict[str, Any]) -> Tokenizers:
+        """The tokenizers of the checkpoint, which must be of the same data, or those of a new run."""
+        if not self.checkpoint:
+            return self.build_tokenizers(corpus)
+        check_same_data(self.checkpoint, identity)
+        return load_tokenizers(self.checkpoint)
+
+    def _announce_and_record(
+        self, corpus: Corpus, splits: dict[str, Any], tokenizers: Tokenizers, trainer: BaseTrainer
+    ) -> None:
+        """Print what is trained on what, and save where the rows and the tokenizers come from."""
         counts = self.row_counts(corpus, splits)
         if trainer.is_world_process_zero():
             _announce(counts, trainer, corpus.seen_in_training, self.labels())
-        if training.should_save:
+        if self.config.training.should_save:
             provenance = {"rows": counts, **corpus.fingerprint, **self.origin(splits, tokenizers)}
             self._record(provenance, tokenizers)
-        return splits, tokenizers, trainer
 
     def _with_fewer_test_rows(self, splits: dict[str, Any]) -> dict[str, Any]:
         """Return the splits with at most `max_test_rows` test rows."""
