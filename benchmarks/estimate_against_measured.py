@@ -16,7 +16,7 @@ import torch
 import side_by_side
 from vaswani.hub.run_metadata import meta_model
 from vaswani.insight.arithmetic.devices import find_device
-from vaswani.insight.arithmetic.estimate import estimate, put_beside
+from vaswani.insight.arithmetic.estimate import add_measurements, estimate
 from vaswani.insight.arithmetic.measure import measure
 from vaswani.insight.arithmetic.phases import Work
 
@@ -47,7 +47,7 @@ def main() -> None:
         seconds = measure(model, work, before)
         device = before.or_faster(find_device("cpu"))
         found = estimate(model, work, device)
-        put_beside(found, seconds)
+        add_measurements(found, seconds)
         rates = f"{device.peak('float32') / 1e9:.0f} GFLOP/s, {device.bandwidth / 1e9:.1f} GB/s"
         for name, phase in found["phases"].items():
             floor, real = (1e3 * phase[key] for key in ("floor_seconds", "measured_seconds"))

@@ -375,10 +375,10 @@ class TestSampler:
 
     def test_a_wider_stripe_is_taken_where_it_pads_less(self):
         source, target = map(np.array, lengths_of(tokenized_rows(2000)))
-        place, starts = batching._best_walk(source, target, 3000)
+        place, starts = batching._best_batch_plan(source, target, 3000)
         by_width = []
         for width in (1, 2, 4, 8):
-            walk = batching._serpentine(source, target, width)
+            walk = batching._serpentine_order(source, target, width)
             cut = batching._cut(source[walk], target[walk], 3000)
             by_width.append(batching._padded_tokens(source[walk], target[walk], cut))
         walk = np.argsort(place, kind="stable")

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from vaswani.data.batching import TokenBudgetBatchSampler, token_budget_batches
-from vaswani.data.bpe_dropout import BpeDropout, PairSplitter, SplitAnew
+from vaswani.data.bpe_dropout import BpeDropout, BpeDropoutDataset, PairSplitter
 from vaswani.data.sources.dates import generate_dates
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.errors import UserError
@@ -124,7 +124,7 @@ def test_dropout_needs_bpe():
 @pytest.mark.parametrize("kind", ["byte", "char"])
 def test_dropout_needs_merges(kind):
     tokenizer = train_tokenizer(["ein Text"] * 3, 300, kind=kind)
-    with pytest.raises(UserError, match="leaves out merges, and this tokenizer has none"):
+    with pytest.raises(UserError, match="skips merges, and this tokenizer has none"):
         BpeDropout(tokenizer, 0.1)
 
 
@@ -149,7 +149,7 @@ def splitter(tokenizer: Any, p: float = 0.2, longest: int = 100, max_tokens: int
 
 def test_each_epoch_splits_anew_and_again_the_same(dates):
     tokenizer, rows = dates
-    anew = SplitAnew(rows, splitter(tokenizer), seed=3)
+    anew = BpeDropoutDataset(rows, splitter(tokenizer), seed=3)
     epochs = []
     for epoch in (0, 1, 0):
         lengths = anew.lengths_of_epoch(epoch)
@@ -159,7 +159,7 @@ def test_each_epoch_splits_anew_and_again_the_same(dates):
         epochs.append([row["input_ids"].tolist() for row in found])
     assert epochs[0] == epochs[2] != epochs[1]
     assert tokenizer.batch_decode(epochs[1]) == tokenizer.batch_decode(rows["input_ids"][:])
-    other = SplitAnew(rows, splitter(tokenizer), seed=4)
+    other = BpeDropoutDataset(rows, splitter(tokenizer), seed=4)
     other.lengths_of_epoch(0)
     assert [other[i]["input_ids"].tolist() for i in range(len(other))] != epochs[0]
 
@@ -182,7 +182,7 @@ def test_a_row_beyond_a_limit_keeps_its_split(dates, limit):
 
 def test_each_epoch_has_as_many_batches_with_hardly_any_padding(dates):
     tokenizer, rows = dates
-    anew = SplitAnew(rows, splitter(tokenizer), seed=0)
+    anew = BpeDropoutDataset(rows, splitter(tokenizer), seed=0)
     first = anew.lengths_of_epoch(0)
     sampler = TokenBudgetBatchSampler(*first, 1000, lengths_of_epoch=anew.lengths_of_epoch, num_replicas=2)
     for epoch in range(4):

@@ -10,7 +10,7 @@ import sentencepiece
 from transformers import AutoTokenizer
 
 from given_tokenizers import TEXTS, bert, gpt2, write_sentencepiece
-from vaswani.data.given_tokenizers import ready_for_pairs, special_tokens
+from vaswani.data.given_tokenizers import prepare_for_pairs, special_tokens
 from vaswani.data.sentencepiece_models import sentencepiece_tokenizer
 from vaswani.data.text_codec import TextCodec
 from vaswani.errors import UserError
@@ -99,7 +99,7 @@ def of_sentencepiece(folder: Path) -> Any:
 def test_every_text_ends_and_can_be_padded_also_when_it_is_loaded_again(make: Any, tmp_path: Path) -> None:
     given = make(tmp_path)
     before = given(TEXTS[0]).input_ids
-    ready = ready_for_pairs(given, "mine")
+    ready = prepare_for_pairs(given, "mine")
     shutil.rmtree(tmp_path)
     ready.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
@@ -117,20 +117,20 @@ def test_every_text_ends_and_can_be_padded_also_when_it_is_loaded_again(make: An
 
 
 def test_targets_begin_with_the_first_token_or_else_with_padding(tmp_path: Path) -> None:
-    tokenizer = ready_for_pairs(bert(tmp_path), "bert")
+    tokenizer = prepare_for_pairs(bert(tmp_path), "bert")
     assert special_tokens(tokenizer, tokenizer) == {
         "pad_token_id": 0,
         "bos_token_id": 2,
         "eos_token_id": 3,
         "decoder_start_token_id": 2,
     }
-    tokenizer = ready_for_pairs(of_sentencepiece(tmp_path), "spm")
+    tokenizer = prepare_for_pairs(of_sentencepiece(tmp_path), "spm")
     tokenizer.bos_token = None
     assert special_tokens(tokenizer, tokenizer)["decoder_start_token_id"] == tokenizer.pad_token_id
 
 
 def test_tokenizers_that_pad_differently_are_refused(tmp_path: Path) -> None:
-    pair = ready_for_pairs(bert(tmp_path), "bert"), ready_for_pairs(of_sentencepiece(tmp_path), "spm")
+    pair = prepare_for_pairs(bert(tmp_path), "bert"), prepare_for_pairs(of_sentencepiece(tmp_path), "spm")
     with pytest.raises(UserError, match="pads with the token 0"):
         special_tokens(*pair)
 
@@ -139,4 +139,4 @@ def test_a_tokenizer_without_an_end_is_refused(tmp_path: Path) -> None:
     tokenizer = gpt2(tmp_path)
     tokenizer.eos_token = None
     with pytest.raises(UserError, match="mine has no token that ends a text"):
-        ready_for_pairs(tokenizer, "mine")
+        prepare_for_pairs(tokenizer, "mine")

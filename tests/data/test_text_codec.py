@@ -174,8 +174,8 @@ def test_a_target_language_that_is_not_known_is_an_error(
 
 def test_targets_that_do_not_come_back_are_shown(library_tokenizers: dict[str, Path]) -> None:
     targets = TextCodec(load_tokenizers(library_tokenizers["marian"])[0], "target")
-    assert targets.lost_in_tokens(TARGETS) == []
-    (lost,) = targets.lost_in_tokens([TARGETS[0], "zwei  Kühe"])
+    assert targets.texts_changed_by_tokens(TARGETS) == []
+    (lost,) = targets.texts_changed_by_tokens([TARGETS[0], "zwei  Kühe"])
     assert lost == ("zwei  Kühe", targets.decode(targets.token_ids(["zwei Kühe"]))[0])
     assert "ü" not in lost[1]
 

@@ -71,7 +71,7 @@ def language_trainer(
         train_dataset=Dataset.from_dict({"input_ids": [[5]]}),
         data_collator=lambda rows: rows,
     )
-    trainer.pursue(
+    trainer.set_objective(
         LanguageModelObjective(trainer, models[1:], DistillationObjectives(**options), all_tokens=all_tokens)
     )
     return trainer
@@ -151,7 +151,7 @@ def task_trainer(name: str, tmp_path: Any, teachers: int = 1) -> Any:
         data_collator=lambda rows: rows,
     )
     objectives = DistillationObjectives(label_weight=2, soft_target_weight=3, temperature=2)
-    trainer.pursue(TaskObjective(trainer, models[1:], objectives))
+    trainer.set_objective(TaskObjective(trainer, models[1:], objectives))
     return trainer
 
 

@@ -19,7 +19,7 @@ from vaswani.errors import UserError
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.hub.push import push_folder
 from vaswani.hub.run_metadata import read_run_metadata
-from vaswani.hub.weights import WEIGHTS, WEIGHTS_INDEX, check_finite, check_finite_files, without_remarks
+from vaswani.hub.weights import WEIGHTS, WEIGHTS_INDEX, check_finite, check_finite_files, silenced_load_report
 from vaswani.training.runs.models import load_with_head, open_pretrained
 
 Tensors = dict[str, torch.Tensor]
@@ -172,7 +172,7 @@ def test_heads_that_embedding_does_not_use_may_be_there(tmp_path: Path) -> None:
 
 def test_loading_in_several_threads_leaves_the_verbosity() -> None:
     before = logging.get_verbosity()
-    first, second = without_remarks(), without_remarks()
+    first, second = silenced_load_report(), silenced_load_report()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)  # threads leave in the order in which they end

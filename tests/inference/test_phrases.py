@@ -22,7 +22,7 @@ from vaswani.errors import UserError
 from vaswani.inference.decoding import LengthLimits
 from vaswani.inference.forced_prefixes import ForcedPrefixes
 from vaswani.inference.required_phrases import Phrase, RequiredPhrases, missing_phrases
-from vaswani.inference.translate.phrases import Line, banned_spellings, required_phrase, written_by
+from vaswani.inference.translate.phrases import Line, banned_spellings, find_spelling, required_phrase
 from vaswani.inference.translate.torch_engine import TorchEngine
 from vaswani.inference.translate.translation import Translator
 
@@ -81,8 +81,8 @@ def test_a_spelling_that_no_tokenizer_would_choose_is_found_and_banned() -> None
     vocabulary = codec.vocabulary()
     spelling = [vocabulary["Ġ1"], vocabulary["Ġ"], vocabulary["2"]]
     assert codec.decode([spelling])[0].strip() == "1 2"
-    assert written_by(codec, [vocabulary["Ġ3"], *spelling, vocabulary["Ġ4"]], "1 2") == tuple(spelling)
-    assert written_by(codec, spelling[:1], "1 2") is None
+    assert find_spelling(codec, [vocabulary["Ġ3"], *spelling, vocabulary["Ġ4"]], "1 2") == tuple(spelling)
+    assert find_spelling(codec, spelling[:1], "1 2") is None
     assert tuple(spelling) not in translator.options.suppress_sequences
     search = translator.engine.search
     calls = []

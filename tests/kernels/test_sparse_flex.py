@@ -122,9 +122,9 @@ def test_rows_that_see_all_are_the_same_apart(
 
 def test_rows_that_see_all_are_apart_where_they_are_much_longer_than_the_others() -> None:
     pattern = SparsePattern(num_heads=2)  # 2 + 3 + 3 blocks
-    assert [sparse_flex._rows_apart(pattern, blocks, 0.0) for blocks in (1, 32, 33)] == [0, 0, 2]
-    assert sparse_flex._rows_apart(pattern, 33, 0.1) == 0
-    assert sparse_flex._rows_apart(SparsePattern(num_heads=2, causal=True), 33, 0.0) == 0
+    assert [sparse_flex._num_dense_rows(pattern, blocks, 0.0) for blocks in (1, 32, 33)] == [0, 0, 2]
+    assert sparse_flex._num_dense_rows(pattern, 33, 0.1) == 0
+    assert sparse_flex._num_dense_rows(SparsePattern(num_heads=2, causal=True), 33, 0.0) == 0
 
 
 def tiles_of(counts: torch.Tensor, indices: torch.Tensor, num_tiles: int) -> torch.Tensor:

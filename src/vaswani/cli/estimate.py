@@ -81,7 +81,7 @@ def estimate(
     """
     from vaswani.files.json_files import finite_json
     from vaswani.insight.arithmetic.devices import CPU, DTYPES, check_device, find_device
-    from vaswani.insight.arithmetic.estimate import check_work, put_beside
+    from vaswani.insight.arithmetic.estimate import add_measurements, check_work
     from vaswani.insight.arithmetic.estimate import estimate as compute
     from vaswani.insight.arithmetic.measure import measure as run
     from vaswani.insight.arithmetic.phases import Work
@@ -106,7 +106,7 @@ def estimate(
         rates = rates.or_faster(find_device(device, dtype))  # measured twice: other programs use the machine
     found = compute(shape, work, rates)
     if measure:
-        put_beside(found, seconds)
+        add_measurements(found, seconds)
     say(finite_json(found) if as_json else table(found))
 
 

@@ -15,7 +15,7 @@ import transformers
 
 from vaswani.cli.training_help import FIELDS, FOLDER
 from vaswani.distillation.config import DistillationConfig
-from vaswani.distillation.stack_arguments import OF_OBJECTIVE, TaskDistillationConfig
+from vaswani.distillation.stack_arguments import CONFIG_OF_OBJECTIVE, TaskDistillationConfig
 from vaswani.training.config.arguments import ContinuedRunConfig, RunConfig
 from vaswani.training.config.finetuning_arguments import OTHER_TASKS, FinetuningConfig
 from vaswani.training.config.options import BaseConfig, default_of, is_inherited, plain, sections
@@ -25,7 +25,7 @@ PAGES: dict[str, type[BaseConfig]] = {
     "train": RunConfig,
     "train-continued": ContinuedRunConfig,
     "distill": DistillationConfig,
-    **{f"distill-{objective}": config_class for objective, config_class in OF_OBJECTIVE.items()},
+    **{f"distill-{objective}": config_class for objective, config_class in CONFIG_OF_OBJECTIVE.items()},
     "distill-task": TaskDistillationConfig,
     "finetune": FinetuningConfig,
     **{f"finetune-{task}": config_class for task, config_class in OTHER_TASKS.items()},

@@ -359,7 +359,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         self.epoch = 0
         self.max_tokens = max_tokens
         self.lengths_of_epoch = lengths_of_epoch
-        self._place, starts = _best_walk(source, target, max_tokens)
+        self._place, starts = _best_batch_plan(source, target, max_tokens)
         of_an_update = num_replicas * batches_per_update
         by = of_an_update if of_an_update <= len(source) else num_replicas
         self._repeated = 0 if shuffle else max(0, _multiple(len(starts) - 1, by) - len(source))
@@ -374,7 +374,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
     def _replan(self, source: Integers, target: Integers) -> None:
         """Plan as many batches as before for new lengths, raising the budget by 1 % at a time if needed."""
         most = self.max_tokens
-        while (plan := _best_walk(source, target, most))[1].size > self._starts.size:
+        while (plan := _best_batch_plan(source, target, most))[1].size > self._starts.size:
             most = -(-most * 101 // 100)
         self._place, starts = plan
         self._starts = _halved(starts, len(self))
@@ -414,7 +414,7 @@ def _check_lengths(source: Integers, target: Integers | None, max_tokens: int) -
         )
 
 
-def _best_walk(source: Integers, target: Integers, max_tokens: int) -> tuple[Integers, Integers]:
+def _best_batch_plan(source: Integers, target: Integers, max_tokens: int) -> tuple[Integers, Integers]:
     """Try serpentine orders with stripes of 1, 2, 4 … source lengths until padding stops decreasing.
 
     Returns:
@@ -428,7 +428,7 @@ def _best_walk(source: Integers, target: Integers, max_tokens: int) -> tuple[Int
     pair_source, pair_target = np.divmod(pairs, height)
     least, width = np.inf, 1
     while True:
-        walk = _serpentine(pair_source, pair_target, width)
+        walk = _serpentine_order(pair_source, pair_target, width)
         along_source = np.repeat(pair_source[walk], rows_of_pair[walk])
         along_target = np.repeat(pair_target[walk], rows_of_pair[walk])
         starts = _cut(along_source, along_target, max_tokens)
@@ -441,7 +441,7 @@ def _best_walk(source: Integers, target: Integers, max_tokens: int) -> tuple[Int
     return place[pair_of_row], best_starts
 
 
-def _serpentine(source: Integers, target: Integers, width: int) -> Integers:
+def _serpentine_order(source: Integers, target: Integers, width: int) -> Integers:
     """Order pairs of lengths by stripes of similar sources, with target lengths rising and falling in turn.
 
     Targets are similar where one stripe ends and the next begins, so a batch may cross the border.

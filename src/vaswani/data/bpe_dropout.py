@@ -41,8 +41,7 @@ def check_bpe_dropout(tokenizer: PreTrainedTokenizerBase, p: float) -> dict[str,
     model: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     if not model["merges"]:
         raise UserError(
-            f"bpe_dropout={p} skips merges, and this tokenizer (such as a byte tokenizer) has none; leave it "
-            "at 0"
+            f"bpe_dropout={p} skips merges, and this tokenizer has none, like a byte tokenizer; leave it at 0"
         )
     return model
 
@@ -234,7 +233,7 @@ class PairSplitter:
         return [dict(zip(split, values, strict=True)) for values in zip(*split.values(), strict=True)]
 
 
-class SplitAnew(Dataset[dict[str, Any]]):
+class BpeDropoutDataset(Dataset[dict[str, Any]]):
     """Rows of a data set whose words are split differently in each epoch.
 
     The splits are a pure function of (`seed`, epoch, row). All splits of the epoch are in memory: 4 bytes per

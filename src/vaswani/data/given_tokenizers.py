@@ -34,7 +34,7 @@ def open_tokenizers(path: Path) -> Tokenizers:
     return load_tokenizers(path)
 
 
-def ready_for_pairs(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase:
+def prepare_for_pairs(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase:
     """Return a tokenizer that has a padding token and ends each text, as an encoder-decoder needs.
 
     A tokenizer that does both is returned unchanged, except that it pads on the right. A fast tokenizer that
@@ -55,17 +55,17 @@ def ready_for_pairs(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrained
 def ready_to_classify(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase:
     """Return a tokenizer that ends each text: a decoder classifies the last state (Radford et al., 2018).
 
-    Like `ready_for_pairs`, but the padding token differs from the end token, because models of transformers
+    Like `prepare_for_pairs`, but the padding token differs from the end token, because models of transformers
     classify the last token that is not padding. A pair of texts is `<s> A </s> B </s>`, without `<s>` if the
     tokenizer adds none.
 
     Raises:
-        UserError: as `ready_for_pairs`.
+        UserError: as `prepare_for_pairs`.
     """
     return _ending_texts(tokenizer, name, pads=tokenizer.pad_token_id not in (None, end_token_id(tokenizer)))
 
 
-def ready_to_tag(tokenizer: PreTrainedTokenizerBase, _: str) -> PreTrainedTokenizerBase:
+def prepare_for_tagging(tokenizer: PreTrainedTokenizerBase, _: str) -> PreTrainedTokenizerBase:
     """Return a tokenizer that pads; without a padding token, it pads with its end token.
 
     Padding is masked, so nothing attends to it.
@@ -90,7 +90,7 @@ def ready_to_complete(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrain
             f"the tokenizer {name} ends each text with {tokenizer.eos_token}, so that nothing can follow a "
             "prompt; give that of a causal language model"
         )
-    return ready_to_tag(tokenizer, name)
+    return prepare_for_tagging(tokenizer, name)
 
 
 def _ending_texts(tokenizer: PreTrainedTokenizerBase, name: str, pads: bool) -> PreTrainedTokenizerBase:
@@ -103,14 +103,14 @@ def _ending_texts(tokenizer: PreTrainedTokenizerBase, name: str, pads: bool) -> 
     if not tokenizer.is_fast:
         lacks = "no end token behind each text" if pads else "no padding token"
         raise UserError(f"the tokenizer {name} has {lacks}, and it is a slow one; give a fast one")
-    return _made_ready(tokenizer, pads)
+    return _prepared(tokenizer, pads)
 
 
 def _is_ready(tokenizer: PreTrainedTokenizerBase) -> bool:
     return TextCodec(tokenizer, "target").ends_sequences()
 
 
-def _made_ready(tokenizer: Any, pads: bool) -> PreTrainedTokenizerBase:
+def _prepared(tokenizer: Any, pads: bool) -> PreTrainedTokenizerBase:
     """Return a changed copy of the plain fast class; some models' own classes undo the changes on loading."""
     named = tokenizer.special_tokens_map.items()
     special = {

@@ -142,7 +142,7 @@ class TextCodec:
         with exclusive(self.tokenizer):
             return self._view.convert_ids_to_tokens(list(token_ids))
 
-    def lost_in_tokens(self, texts: Sequence[str]) -> list[tuple[str, str]]:
+    def texts_changed_by_tokens(self, texts: Sequence[str]) -> list[tuple[str, str]]:
         """Return the texts that change when encoded and decoded, each with the decoded text.
 
         Differences in white space do not count.
@@ -216,7 +216,7 @@ def text_settings(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     }
 
 
-def check_alike(
+def check_same_special_tokens(
     tokenizers: Sequence[PreTrainedTokenizerBase], others: Sequence[PreTrainedTokenizerBase], whose: str
 ) -> None:
     """Check that two models expect the same source prefix and special tokens, since they get the same input.
@@ -390,12 +390,12 @@ def exclusive(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
     """
     with _locks_lock:
         lock = _locks.setdefault(tokenizer, threading.RLock())
-    with lock, told_panics(_name(tokenizer)):
+    with lock, panics_as_user_errors(_name(tokenizer)):
         yield
 
 
 @contextmanager
-def told_panics(name: str) -> Iterator[None]:
+def panics_as_user_errors(name: str) -> Iterator[None]:
     """Raise a UserError that names the tokenizer when its Rust code panics.
 
     A `PanicException` is a `BaseException`, and cannot be imported.

@@ -44,7 +44,7 @@ from tokenizers import (
 )
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from vaswani.data.text_codec import PLAIN_TEXTS, TextCodec, exclusive, told_panics
+from vaswani.data.text_codec import PLAIN_TEXTS, TextCodec, exclusive, panics_as_user_errors
 from vaswani.errors import UserError, one_line
 from vaswani.files.json_files import read_object
 
@@ -53,7 +53,7 @@ MASK_TOKEN = "<mask>"  # its id is 3, in tokenizers that have it
 _JSON_FILES = ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json")
 _VOCABULARIES = ("tokenizer.json", "*vocab*", "*.model", "*.spm", "*.txt")  # of transformers' tokenizers
 TARGET_SUBFOLDER = "target_tokenizer"
-_OF_SOURCES = "has_target_tokenizer"  # key in tokenizer_config.json, which other libraries preserve
+_HAS_TARGET_TOKENIZER = "has_target_tokenizer"  # key in tokenizer_config.json, which other libraries preserve
 NUM_BYTES = 256
 _NO_LIMIT = 10**12  # tokens; without a limit, a tokenizer has a far larger `model_max_length`
 
@@ -279,7 +279,7 @@ def load_tokenizers(directory: str | Path) -> tuple[PreTrainedTokenizerBase, Pre
     target_directory = Path(directory) / TARGET_SUBFOLDER
     if target_directory.is_dir():
         return source, _load_tokenizer(target_directory)
-    if source.init_kwargs.get(_OF_SOURCES):
+    if source.init_kwargs.get(_HAS_TARGET_TOKENIZER):
         raise UserError(
             f"{directory} has the tokenizer of sources alone, as transformers' trainers save it; copy the "
             f"folder {TARGET_SUBFOLDER} of the model that was trained further into it"
@@ -389,10 +389,10 @@ def _not_empty(texts: Iterable[Any]) -> Iterator[Any]:
 
 def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path, has_target: bool = False) -> None:
     drops = tokenizer.is_fast and getattr(tokenizer.backend_tokenizer.model, "dropout", None)
-    if drops or has_target != (_OF_SOURCES in tokenizer.init_kwargs):
+    if drops or has_target != (_HAS_TARGET_TOKENIZER in tokenizer.init_kwargs):
         tokenizer = copy.deepcopy(tokenizer)
-        tokenizer.init_kwargs.pop(_OF_SOURCES, None)
-        tokenizer.init_kwargs |= {_OF_SOURCES: True} if has_target else {}
+        tokenizer.init_kwargs.pop(_HAS_TARGET_TOKENIZER, None)
+        tokenizer.init_kwargs |= {_HAS_TARGET_TOKENIZER: True} if has_target else {}
     if drops:
         tokenizer.backend_tokenizer.model.dropout = None
     with exclusive(tokenizer):
@@ -414,7 +414,7 @@ def _load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
         if (directory / name).exists():
             read_object(directory / name)
     try:
-        with told_panics(f"in {directory}"):
+        with panics_as_user_errors(f"in {directory}"):
             return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except UserError:
         raise

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from vaswani.distillation.arguments import DistillationArguments
-from vaswani.distillation.stack_arguments import OF_OBJECTIVE, TaskDistillationConfig
+from vaswani.distillation.stack_arguments import CONFIG_OF_OBJECTIVE, TaskDistillationConfig
 from vaswani.evaluation.text_metrics import METRICS_OF_TASK
 from vaswani.training.config.arguments import RunConfig
 from vaswani.training.config.flags import check_choice
@@ -30,8 +30,8 @@ class DistillationConfig(RunConfig):
     def variant(cls, given: Mapping[str, Any]) -> type[BaseConfig]:
         """Return the class for an objective or a task; this one for translation and summarization."""
         if (objective := given.get("objective")) is not None:
-            check_choice("objective", objective, OF_OBJECTIVE)
-            return OF_OBJECTIVE[objective]
+            check_choice("objective", objective, CONFIG_OF_OBJECTIVE)
+            return CONFIG_OF_OBJECTIVE[objective]
         if (task := given.get("task")) is not None:
             check_choice("task", task, (*METRICS_OF_TASK, *TASKS))
         return TaskDistillationConfig if task in TASKS else cls

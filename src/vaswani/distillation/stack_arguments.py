@@ -235,7 +235,7 @@ class TaskDistillationConfig(LabelsConfig):
         return super().unused() | dict.fromkeys(of_distributions, "task=regression (squared error)")
 
 
-OF_OBJECTIVE: dict[str, type[BaseConfig]] = {
+CONFIG_OF_OBJECTIVE: dict[str, type[BaseConfig]] = {
     "masked": MaskedDistillationConfig,
     "causal": CausalDistillationConfig,
 }

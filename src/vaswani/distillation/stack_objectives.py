@@ -73,7 +73,7 @@ class StackObjective(Objective, ABC):
     def of_batch(self, inputs: dict[str, Any]) -> AbstractContextManager[None]:
         """Let the student compute only the logits that the losses need."""
         self._inputs = dict(inputs)
-        return self.logits_that_count(inputs, self.trainer.model)
+        return self.restricted_logits(inputs, self.trainer.model)
 
     def loss(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Count = None) -> torch.Tensor:
         """The weighted sum of the losses."""
@@ -94,7 +94,7 @@ class StackObjective(Objective, ABC):
             return []
         device = self.trainer.args.device
         given = {name: value.to(device) for name, value in inputs.items() if name != "labels"}
-        with self.logits_that_count(inputs, *self.teachers), torch.autocast(device.type, enabled=False):
+        with self.restricted_logits(inputs, *self.teachers), torch.autocast(device.type, enabled=False):
             return [teacher(**given, **without_cache(teacher)).logits for teacher in self.teachers]
 
     def _sides(self) -> dict[str, Side]:
@@ -117,7 +117,7 @@ class StackObjective(Objective, ABC):
 
     # ------------------------------------------------------------------------ steps that depend on the model
 
-    def logits_that_count(self, inputs: dict[str, Any], *models: Any) -> AbstractContextManager[None]:
+    def restricted_logits(self, inputs: dict[str, Any], *models: Any) -> AbstractContextManager[None]:
         """Let models compute only the logits of a batch that the losses need."""
         return nullcontext()
 
@@ -175,7 +175,7 @@ class LanguageModelObjective(StackObjective):
             return self.real_tokens(inputs)
         return self._targets(inputs["labels"]) != IGNORED_LABEL
 
-    def logits_that_count(self, inputs: dict[str, Any], *models: Any) -> AbstractContextManager[None]:
+    def restricted_logits(self, inputs: dict[str, Any], *models: Any) -> AbstractContextManager[None]:
         """Let models compute only the logits [N, V] of the tokens that count."""
         return logits_of(self._kept(inputs), *models)
 

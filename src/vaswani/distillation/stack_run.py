@@ -69,7 +69,7 @@ class StackDistillation(BaseRun):
     """Base class for distillation runs of encoder-only and decoder-only students."""
 
     auto_class: Any  # Auto class of teachers and student
-    make_ready: Any = None  # function that prepares the tokenizer of a decoder
+    prepare_tokenizer: Any = None  # function that prepares the tokenizer of a decoder
     teaches: bool = True  # False for the baseline and in evaluation
     comparison: StackComparison | None = None
 
@@ -83,14 +83,16 @@ class StackDistillation(BaseRun):
     @cached_property
     def opened_teachers(self) -> list[Pretrained]:
         """The teachers, without their weights."""
-        return [open_pretrained(name, self.auto_class, self.make_ready) for name in self.options.teacher]
+        return [
+            open_pretrained(name, self.auto_class, self.prepare_tokenizer) for name in self.options.teacher
+        ]
 
     @cached_property
     def pretrained(self) -> Pretrained:
         """The source of the student's shape and tokenizer: its folder, or the first teacher."""
         if self.options.student in (RANDOM, FROM_TEACHER):
             return self.opened_teachers[0]
-        return open_pretrained(self.options.student, self.auto_class, self.make_ready)
+        return open_pretrained(self.options.student, self.auto_class, self.prepare_tokenizer)
 
     @cached_property
     def layers(self) -> Layers:
@@ -167,7 +169,7 @@ class StackDistillation(BaseRun):
         """A trainer with the losses of distillation; without them for the baseline and in evaluation."""
         trainer = super().build_trainer(splits, tokenizers, model)  # type: ignore[safe-super]
         if self.teaches:
-            trainer.pursue(self.objective(trainer))
+            trainer.set_objective(self.objective(trainer))
         return trainer
 
     # ------------------------------------------------------------------------------------------ the report
@@ -362,7 +364,7 @@ class TaskRun(StackDistillation, FinetuningRun):
         return TASKS[self.config.data.task].auto_class
 
     @property
-    def make_ready(self) -> Any:
+    def prepare_tokenizer(self) -> Any:
         """The function that makes a decoder's tokenizer end each text to classify; None for tagging."""
         return None if self.config.data.task == "tagging" else ready_to_classify
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import SAFE_WEIGHTS_NAME, logging
 
 from vaswani.data.sources.corpus import CorpusSpec
-from vaswani.data.text_codec import Side, TextCodec, check_alike
+from vaswani.data.text_codec import Side, TextCodec, check_same_special_tokens
 from vaswani.distillation.arguments import FROM_TEACHER, RANDOM
 from vaswani.distillation.config import DistillationConfig
 from vaswani.distillation.output_cache import fingerprint_model
@@ -90,7 +90,7 @@ def check_same_vocabulary(
     tokenizers: Sequence[PreTrainedTokenizerBase], others: Sequence[PreTrainedTokenizerBase], whose: str
 ) -> None:
     """Raise `UserError` unless both pairs of tokenizers (source, target) make the same tokens of a text."""
-    check_alike(tokenizers, others, whose)
+    check_same_special_tokens(tokenizers, others, whose)
     sides: tuple[Side, Side] = ("source", "target")
     for side, one, other in zip(sides, tokenizers, others, strict=True):
         vocabulary, of_other = TextCodec(one, side).vocabulary(), TextCodec(other, side).vocabulary()

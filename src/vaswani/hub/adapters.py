@@ -35,8 +35,8 @@ from vaswani.hub.weights import (
     StoredTensor,
     check_finite,
     is_of_base_model,
+    silenced_load_report,
     stored_tensors,
-    without_remarks,
 )
 
 
@@ -228,7 +228,7 @@ def with_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     check_hashes(folder)
     try:
         _check_sample(model, folder)
-        with without_remarks():
+        with silenced_load_report():
             adapted = peft.PeftModel.from_pretrained(model, str(folder))
         expected = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
         if missing := sorted(expected.keys() - stored.keys()):

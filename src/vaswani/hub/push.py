@@ -155,12 +155,12 @@ def push_folder(
         )
     except HUB_ERRORS as error:
         reason = describe_hub_failure(error, repo_id, revision)
-        kind = UserError if _is_the_users(error) else RunError
+        kind = UserError if _is_user_error(error) else RunError
         raise kind(f"{folder} was not published: {reason}") from error
     return str(url)
 
 
-def _is_the_users(error: BaseException) -> bool:
+def _is_user_error(error: BaseException) -> bool:
     """Return True if the user's input is wrong, False if the Hub or the connection failed."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     refused = status is not None and 400 <= status < 500 and status not in (408, 412, 429)

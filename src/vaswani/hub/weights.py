@@ -271,7 +271,7 @@ def load_weights(
     """
     check_hashes(directory)
     try:
-        with without_remarks():  # `check_places` reports what matters
+        with silenced_load_report():  # `check_places` reports what matters
             model, report = model_class.from_pretrained(
                 directory,
                 config=config,
@@ -297,7 +297,7 @@ def _saved_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]
 
 
 class _Silence:
-    """The number of active `without_remarks` blocks, and the verbosity before the first."""
+    """The number of active `silenced_load_report` blocks, and the verbosity before the first."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -309,7 +309,7 @@ _silence = _Silence()
 
 
 @contextmanager
-def without_remarks() -> Iterator[None]:
+def silenced_load_report() -> Iterator[None]:
     """Silence the library's table of missing and unexpected weights.
 
     The verbosity applies to the whole process, and several threads may load models: the first to enter lowers

@@ -93,7 +93,7 @@ def _weights(
     heads: Sequence[int] | None,
 ) -> torch.Tensor:
     """Return the weights of one model, [S·K, T, L]."""
-    model = returning_weights(model)
+    model = with_attention_weights(model)
     rows_per_source = len(sequences) // len(input_ids)
     states = model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
     source_of_row = torch.arange(len(input_ids), device=states.device).repeat_interleave(rows_per_source)
@@ -115,7 +115,7 @@ def _weights(
     return torch.cat(found)
 
 
-def returning_weights(model: Any) -> Any:
+def with_attention_weights(model: Any) -> Any:
     """Return a model that can return its attention weights: the given one, or a copy with eager attention.
 
     Models of vaswani can always return their weights, others only with eager attention. The copy shares all

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from vaswani.data.text_codec import TextCodec, for_languages
 from vaswani.errors import UserError, one_line
 from vaswani.hub.checkpoint import load_checkpoint, serves
-from vaswani.inference.cross_attention import returning_weights, takes_output_attentions
+from vaswani.inference.cross_attention import takes_output_attentions, with_attention_weights
 from vaswani.inference.decoding import EXTRA_LENGTH, longest_text, position_limit
 from vaswani.inference.pairs import PairEncoder
 from vaswani.inference.translate.engine import SearchOptions
@@ -209,7 +209,7 @@ def _check_length(side: str, text: str, token_ids: list[int], positions: int | N
 def _call(model: Any, **inputs: Any) -> Any:
     """Return a model's outputs for one text or pair, with attention weights if it returns any."""
     try:
-        return returning_weights(model)(**inputs, output_attentions=True, return_dict=True)
+        return with_attention_weights(model)(**inputs, output_attentions=True, return_dict=True)
     except (NotImplementedError, TypeError, ValueError) as error:
         raise UserError(f"{type(model).__name__} returns no attention weights: {one_line(error)}") from error
 

@@ -56,7 +56,7 @@ def combine(encoder: Any | None, decoder: Any | None, **values: Any) -> VaswaniF
     if encoder is not None:
         base = encoder.base_model
         _load(model.model.encoder, base.encoder)
-        _take_up_token_type(model.model.encoder, base)
+        _fold_in_token_type(model.model.encoder, base)
     if decoder is not None:
         _load(model.model.decoder, decoder.base_model.decoder)
         if (head := decoder.get_output_embeddings()) is not None:
@@ -126,7 +126,7 @@ def _load(stack: torch.nn.Module, trained: torch.nn.Module) -> None:
 
 
 @torch.no_grad()
-def _take_up_token_type(stack: Any, trained: VaswaniEncoderModel) -> None:
+def _fold_in_token_type(stack: Any, trained: VaswaniEncoderModel) -> None:
     """Add the embedding of the first token type, which all source tokens have, to positions or tokens."""
     if trained.embed_token_types is None:
         return

@@ -65,7 +65,7 @@ def flex_sparse_attention(
     The dropout rate is rounded to the nearest 2⁻³². Dropout draws one number for each group of sequences from
     PyTorch's global random state on the query's device. A row that loses all weights to dropout is zero.
     """
-    rows = _rows_apart(pattern, pattern.num_blocks(key.shape[2]), dropout)
+    rows = _num_dense_rows(pattern, pattern.num_blocks(key.shape[2]), dropout)
     block_mask, first = _block_mask(pattern, key.shape[2], rows, key.device)
     apart, query = query.tensor_split([first], dim=2)
     output, log_sum = _attend(query, key, value, block_mask, _score_mod(padding), scaling)
@@ -79,7 +79,7 @@ def flex_sparse_attention(
     return output
 
 
-def _rows_apart(pattern: SparsePattern, num_blocks: int, dropout: float) -> int:
+def _num_dense_rows(pattern: SparsePattern, num_blocks: int, dropout: float) -> int:
     """Return how many query blocks, from the start, a separate dense kernel computes.
 
     One program of the GPU computes a tile of queries. Tiles that see all N blocks take N / (g + w + r) times

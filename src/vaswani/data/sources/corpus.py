@@ -259,13 +259,13 @@ class Corpus:
         """Return the parts of the fingerprint that identify training and validation rows, without paths."""
         values = self.fingerprint
         whole = {name: values[name] for name in ("dataset", "sha256") if name in values}
-        return whole | {name: _without_places(values[name]) for name in SPLITS[:2] if name in values}
+        return whole | {name: _without_paths(values[name]) for name in SPLITS[:2] if name in values}
 
     @property
     def seen_in_training(self) -> list[str]:
         """The splits that share a file with the training split, compared by contents."""
         origins = {split: self.fingerprint[split] for split in SPLITS if split in self.fingerprint}
-        files = {split: _without_places(origin).get("files", []) for split, origin in origins.items()}
+        files = {split: _without_paths(origin).get("files", []) for split, origin in origins.items()}
         trained = files.pop("train", [])
         return [split for split, found in files.items() if any(file in trained for file in found)]
 
@@ -280,7 +280,7 @@ class Corpus:
         return self.splits[name]
 
 
-def _without_places(split: dict[str, Any]) -> dict[str, Any]:
+def _without_paths(split: dict[str, Any]) -> dict[str, Any]:
     files = [
         {name: value for name, value in file.items() if name != "path"} for file in split.get("files", [])
     ]

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 # tokens more, so few translations reach the lowest limit of a call.
 SIMILAR_LIMITS = 25
 PATIENCE = 2  # finished hypotheses for each beam, for n-best lists (Kasai et al., 2022, arXiv:2204.05424)
-IMPOSSIBLE = -1e9  # after a prefix, the score of unused beams
+UNUSED_BEAM_SCORE = -1e9  # after a prefix, the score of unused beams
 # Options of generation_config.json that CTranslate2 lacks, with the values that have no effect.
 LACKING: dict[str, Any] = {
     "encoder_repetition_penalty": 1.0,
@@ -132,7 +132,7 @@ class CTranslate2Engine(Engine):
             is_changed = call.changes_probabilities or any(row.least or row.prefix for row in rows)
             if is_changed and (with_scores or options.num_beams > 1):
                 if options.num_beams > 1:
-                    found = self._with_bare_prefixes(rows, found, call)
+                    found = self._with_prefix_only_hypotheses(rows, found, call)
                 found = self._scored(rows, found, call.start)
         self._check_finite(found)
         best = [ranked(outputs, options)[:n_best] for outputs in found]
@@ -256,12 +256,12 @@ class CTranslate2Engine(Engine):
             number: [
                 Output([ids[token] for token in tokens], tokens[-1] in ends, score)
                 for tokens, score in zip(result.hypotheses, result.scores, strict=True)
-                if score > IMPOSSIBLE
+                if score > UNUSED_BEAM_SCORE
             ]
             for number, result in zip(group, results, strict=True)
         }
 
-    def _with_bare_prefixes(
+    def _with_prefix_only_hypotheses(
         self, rows: list[_Row], found: list[list[Output]], call: _Call
     ) -> list[list[Output]]:
         """Add the hypotheses that end directly after their prefixes.

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 
-from vaswani.data.text_codec import Side, TextCodec, check_alike
+from vaswani.data.text_codec import Side, TextCodec, check_same_special_tokens
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError
 from vaswani.hub.checkpoint import load_checkpoint, local_folder
@@ -100,7 +100,7 @@ def load_ensemble(names: Sequence[str | Path], options: LoadOptions, ensemble: E
 
 def _check_same_tokens(name: str | Path, first: Loaded, other_name: str | Path, other: Loaded) -> None:
     """Raise a UserError unless two models read and write the same tokens with the same ids."""
-    check_alike(first[1:], other[1:], f"{name} and {other_name}")
+    check_same_special_tokens(first[1:], other[1:], f"{name} and {other_name}")
     sides: dict[Side, Any] = {"source": (first[1], other[1]), "target": (first[2], other[2])}
     for side, tokenizers in sides.items():
         of_first, of_other = (TextCodec(each, side).vocabulary() for each in tokenizers)

@@ -83,7 +83,7 @@ def _check_not_banned(text: str, banned: Sequence[str], name: str) -> None:
 def banned_spellings(codec: TextCodec, banned: Sequence[str]) -> tuple[_Tokens, ...]:
     """Return token sequences that write banned phrases: usual spellings, and each token that contains one.
 
-    Other spellings are possible; `written_by` finds them in an output.
+    Other spellings are possible; `find_spelling` finds them in an output.
     """
     if not banned:
         return ()
@@ -99,7 +99,7 @@ def banned_spellings(codec: TextCodec, banned: Sequence[str]) -> tuple[_Tokens, 
     return tuple(dict.fromkeys([*usual, *single]))
 
 
-def written_by(codec: TextCodec, token_ids: Sequence[int], phrase: str) -> _Tokens | None:
+def find_spelling(codec: TextCodec, token_ids: Sequence[int], phrase: str) -> _Tokens | None:
     """Return the shortest run of tokens that writes the first occurrence of a phrase; None without one.
 
     Args:

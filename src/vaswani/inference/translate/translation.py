@@ -41,9 +41,9 @@ from vaswani.inference.translate.phrases import (
     Line,
     banned_spellings,
     check_phrases,
+    find_spelling,
     prefix_tokens,
     required_phrase,
-    written_by,
 )
 from vaswani.inference.translate.torch_engine import TorchEngine
 from vaswani.inference.translate.unknown_words import UnknownWords
@@ -553,8 +553,10 @@ class Translator:
         while spellings := self._banned_spellings(found):
             options = replace(options, suppress_sequences=(*options.suppress_sequences, *spellings))
             added = len(options.suppress_sequences) - len(self.options.suppress_sequences)
-            is_vain = len({*options.suppress_sequences}) < len(options.suppress_sequences)  # one was forced
-            if is_vain or added > _MOST_SPELLINGS:
+            is_banned_in_vain = len({*options.suppress_sequences}) < len(
+                options.suppress_sequences
+            )  # one was forced
+            if is_banned_in_vain or added > _MOST_SPELLINGS:
                 return Translation(sentence, problem="every translation that was found has a banned phrase")
             (found,) = self._search([row], options, asked)
         required = (*self.required_phrases, *row.line.required)
@@ -575,7 +577,7 @@ class Translator:
     def _banned_spellings(self, found: list[_Written]) -> set[tuple[int, ...]]:
         """Return the token sequences that write banned phrases in outputs."""
         written = (
-            written_by(self._targets, each.output.token_ids, phrase)
+            find_spelling(self._targets, each.output.token_ids, phrase)
             for each in found
             for phrase in self.banned_phrases
             if phrase in each.text

@@ -121,7 +121,7 @@ def estimate(model: VaswaniPreTrainedModel, work: Work, device: Device) -> dict[
     }
 
 
-def put_beside(found: dict[str, Any], seconds: dict[str, float]) -> None:
+def add_measurements(found: dict[str, Any], seconds: dict[str, float]) -> None:
     """Add measured seconds to the phases of an estimate, and the floor as a share of these seconds."""
     for name, phase in found["phases"].items():
         phase["measured_seconds"] = seconds[name]

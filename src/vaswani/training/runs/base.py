@@ -86,7 +86,7 @@ class BaseRun(ABC):
     def _prepare(self) -> tuple[dict[str, Any], Tokenizers, BaseTrainer]:
         """All steps before training; returns the tokenized splits, the tokenizers and the trainer."""
         self._check_settings()
-        with _first_the_main_process():
+        with _main_process_first():
             corpus = self.load()
         if not self.config.training.evaluate_test:
             corpus.splits.pop("test", None)
@@ -98,7 +98,7 @@ class BaseRun(ABC):
         if self.checkpoint:
             _check_same_model(self.config.model, model, self.checkpoint)
         self.revise(corpus, tokenizers)
-        with _first_the_main_process():
+        with _main_process_first():
             splits = self._with_fewer_test_rows(self.tokenize(corpus, tokenizers))
         trainer = self.build_trainer(splits, tokenizers, model)
         trainer.identity, trainer.settings, trainer.history = identity, settings, self.history
@@ -278,14 +278,16 @@ class BaseRun(ABC):
         for name, rows in splits.items():
             kept = corpus.reports[name]
             streamed = isinstance(rows, IterableDataset)
-            counts[name] = "streamed" if streamed else f"{kept}{self.what_is_used(name, rows, kept.kept)}"
+            counts[name] = (
+                "streamed" if streamed else f"{kept}{self.describe_used_rows(name, rows, kept.kept)}"
+            )
         return counts
 
     def labels(self) -> Sequence[str]:
         """The labels that the model predicts; empty unless it is trained on labels."""
         return ()
 
-    def what_is_used(self, split: str, rows: Dataset, kept: int) -> str:
+    def describe_used_rows(self, split: str, rows: Dataset, kept: int) -> str:
         """Describe how many of the kept rows of a split are used; empty if all are."""
         return f", of which {len(rows):,} are used" if len(rows) < kept else ""
 
@@ -325,7 +327,7 @@ def owned_output(config: BaseConfig) -> Iterator[None]:
 
 
 @contextmanager
-def _first_the_main_process() -> Iterator[None]:
+def _main_process_first() -> Iterator[None]:
     """Let the main process of each machine read and tokenize first; the others then use its cache."""
     state = PartialState()
     if not state.is_local_main_process:

@@ -13,7 +13,7 @@ import numpy as np
 from datasets import Dataset, IterableDataset
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from vaswani.data.given_tokenizers import ready_for_pairs, special_tokens, vocabulary_size
+from vaswani.data.given_tokenizers import prepare_for_pairs, special_tokens, vocabulary_size
 from vaswani.data.sources.corpus import Corpus
 from vaswani.data.text.denoising import DenoisingCollator, Noise, frames, with_markers
 from vaswani.data.text.gap_sentences import GapChoice, GapPieces, GapSentences, sentence_mask
@@ -99,7 +99,7 @@ class DenoisingRun(PretrainingRun):
                 f"tokenizer={name} has one vocabulary for sources and another for targets; denoising needs "
                 "one for both"
             )
-        return self.with_markers(ready_for_pairs(of_sources, name))
+        return self.with_markers(prepare_for_pairs(of_sources, name))
 
     def with_markers(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
         """Return the tokenizer with all markers: a copy if it lacks some."""
@@ -252,8 +252,8 @@ class GapSentencesRun(DenoisingRun):
             logger.warning(f"{share:.0%} of the tokens of {split} are left out ({left_out}); {remedy}")
         return rows.select(np.flatnonzero(has_gaps))
 
-    def what_is_used(self, split: str, rows: Dataset, kept: int) -> str:
-        return super().what_is_used(split, rows, kept) + self._left_out.get(split, "")
+    def describe_used_rows(self, split: str, rows: Dataset, kept: int) -> str:
+        return super().describe_used_rows(split, rows, kept) + self._left_out.get(split, "")
 
     def noise(self, tokenizer: PreTrainedTokenizerBase) -> Noise:
         mask = sentence_mask(tokenizer)

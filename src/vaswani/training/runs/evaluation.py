@@ -21,13 +21,13 @@ from vaswani.training.config.options import BaseConfig
 from vaswani.training.config.pretraining_arguments import PretrainingConfig
 from vaswani.training.runs.base import BaseRun
 from vaswani.training.runs.completion import CompletionRun
-from vaswani.training.runs.language_modelling import PretrainingRun, tell_scores
+from vaswani.training.runs.language_modelling import PretrainingRun, report_scores
 from vaswani.training.runs.models import Pretrained, open_pretrained
 from vaswani.training.runs.pretraining import RUNS, CausalLMRun
 
 # Fields of the training that the scores depend on.
 SETTINGS_OF_TRAINING = ("text_field", "documents", "max_length", "seed")
-OF_OBJECTIVE: dict[str, tuple[str, ...]] = {
+CONFIG_OF_OBJECTIVE: dict[str, tuple[str, ...]] = {
     "masked": ("mask_probability", "whole_word_masking", "next_sentence"),
     "causal": ("pack",),
     "span_denoising": ("noise_density", "mean_noise_span_length"),
@@ -67,7 +67,7 @@ def evaluate_language_model(
 
     Args:
         folder: folder of the model.
-        objective: objective of a pre-training, one of `OF_OBJECTIVE`.
+        objective: objective of a pre-training, one of `CONFIG_OF_OBJECTIVE`.
         split: split of the corpus.
         max_rows: number of sequences to evaluate on, evenly spread; None means all.
         tell: called with the counts of the rows that were read.
@@ -83,7 +83,7 @@ def evaluate_language_model(
     with tempfile.TemporaryDirectory() as output:
         run = _run(folder, objective, {"output_dir": output, **settings})
         trainer, rows = _evaluated(run, split, max_rows, tell)
-        return tell_scores(trainer, split, rows)
+        return report_scores(trainer, split, rows)
 
 
 def evaluate_completions(
@@ -143,7 +143,7 @@ def _settings(
 
 
 def _run(folder: Path, objective: str, given: dict[str, Any]) -> PretrainingRun:
-    names = (*SETTINGS_OF_TRAINING, *OF_OBJECTIVE[objective])
+    names = (*SETTINGS_OF_TRAINING, *CONFIG_OF_OBJECTIVE[objective])
     values = _settings(folder, "objective", objective, names, given)
     run_class = _CausalEvaluation if objective == "causal" else RUNS[objective]
     run = run_class(_config(values, PretrainingConfig))

@@ -15,7 +15,7 @@ from datasets import Dataset
 from transformers import EvalPrediction, PreTrainedModel
 
 from vaswani.data.evenly_spread import evenly_spread
-from vaswani.data.given_tokenizers import ready_to_classify, ready_to_tag
+from vaswani.data.given_tokenizers import prepare_for_tagging, ready_to_classify
 from vaswani.data.labels.labelled import load_labelled
 from vaswani.data.labels.labelled_tokens import LabelCollator, check_room, tokenize_labelled
 from vaswani.data.sources.corpus import SPLITS, Corpus
@@ -37,7 +37,7 @@ from vaswani.training.runs.models import (
     Pretrained,
     model_with_head,
     open_pretrained,
-    without_tied_output,
+    untied_output_reason,
 )
 from vaswani.training.runs.question_answering import QuestionAnsweringRun
 from vaswani.training.runs.trained_parts import check_adapter, check_freeze, only_trained_parts
@@ -69,7 +69,7 @@ class FinetuningRun(BaseRun):
     def pretrained(self) -> Pretrained:
         """The model that the run starts from; a decoder's tokenizer ends each text to classify."""
         task = self.config.data.task
-        ready = ready_to_tag if task == "tagging" else ready_to_classify
+        ready = prepare_for_tagging if task == "tagging" else ready_to_classify
         return open_pretrained(str(self.config.model.model), TASKS[task].auto_class, ready)
 
     # ----------------------------------------------------------------------------------- before the corpus
@@ -121,7 +121,7 @@ class FinetuningRun(BaseRun):
                 f"lm_loss_weight={args.lm_loss_weight} trains the weights that {frozen} keeps as they are; "
                 "leave one of them out"
             )
-        problem = without_tied_output(self.pretrained.config)
+        problem = untied_output_reason(self.pretrained.config)
         if problem is None and args.fsdp_size * args.tensor_parallel_size > 1:
             problem = "a model whose parameters are sharded over processes"
         if problem is not None:

@@ -180,7 +180,7 @@ class PretrainingRun(BaseRun):
         """The sequences of a split that the objective can learn from: by default, all."""
         return rows
 
-    def what_is_used(self, split: str, rows: Dataset, kept: int) -> str:
+    def describe_used_rows(self, split: str, rows: Dataset, kept: int) -> str:
         """Describe the sequences that the documents make."""
         return f": {len(rows):,} sequences of {sum(rows['length'][:]):,} tokens"
 
@@ -199,13 +199,13 @@ class PretrainingRun(BaseRun):
         self, trainer: PretrainingTrainer, splits: dict[str, Any], tokenizers: Tokenizers
     ) -> dict[str, float]:
         """Scores on the test split, or else on the validation split; printed and saved."""
-        return evaluate_finished(trainer, splits, lambda split, rows, _: tell_scores(trainer, split, rows))
+        return evaluate_finished(trainer, splits, lambda split, rows, _: report_scores(trainer, split, rows))
 
 
 # ----------------------------------------------------------------------------------- output of the evaluation
 
 
-def tell_scores(trainer: PretrainingTrainer, split: str, rows: Dataset) -> dict[str, Any]:
+def report_scores(trainer: PretrainingTrainer, split: str, rows: Dataset) -> dict[str, Any]:
     """Print the scores; return what `evaluation.json` holds of them."""
     return record(split, rows, show_estimates(trainer, split, rows, of="sequences"), of="sequences")
 

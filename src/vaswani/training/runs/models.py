@@ -30,7 +30,13 @@ from vaswani.errors import UserError, one_line
 from vaswani.hub.checkpoint import local_folder
 from vaswani.hub.run_metadata import meta_model, read_config
 from vaswani.hub.vocabulary import check_vocabulary
-from vaswani.hub.weights import check_places, check_weights, is_of_base_model, load_weights, without_remarks
+from vaswani.hub.weights import (
+    check_places,
+    check_weights,
+    is_of_base_model,
+    load_weights,
+    silenced_load_report,
+)
 from vaswani.inference.decoding import position_limit, source_limit
 from vaswani.training.config.arguments import FamilyArguments
 from vaswani.training.config.options import BaseConfig
@@ -40,7 +46,7 @@ DECODERS = "a decoder such as 'vaswani_decoder'"
 CLASSIFIERS = f"{ENCODERS}, or a decoder such as 'vaswani_decoder' or 'gpt2'"
 ENCODER_DECODERS = "an encoder-decoder such as 'vaswani', 'marian', 'bart' or 't5'"
 
-MakeReady = Callable[[PreTrainedTokenizerBase, str], PreTrainedTokenizerBase]
+PrepareTokenizer = Callable[[PreTrainedTokenizerBase, str], PreTrainedTokenizerBase]
 Shape = TypeVar("Shape", bound=PreTrainedConfig)
 
 
@@ -133,7 +139,7 @@ def is_decoder(config: PreTrainedConfig) -> bool:
     return type(config) in causal and type(config) not in masked and not config.is_encoder_decoder
 
 
-def without_tied_output(config: PreTrainedConfig) -> str | None:
+def untied_output_reason(config: PreTrainedConfig) -> str | None:
     """Describe a model, unless it is a decoder whose logits are its last states times its embedding."""
     if not is_decoder(config):
         return f"no decoder, but a model of type {config.model_type!r}"
@@ -149,7 +155,9 @@ def without_tied_output(config: PreTrainedConfig) -> str | None:
     return None
 
 
-def open_pretrained(name: str, auto_class: Any, decoders_tokenizer: MakeReady | None = None) -> Pretrained:
+def open_pretrained(
+    name: str, auto_class: Any, decoders_tokenizer: PrepareTokenizer | None = None
+) -> Pretrained:
     """Open a folder, or a model on the Hub, for an Auto class, without loading its weights.
 
     Args:
@@ -291,5 +299,5 @@ def _from_config(auto_class: Any, shape: PreTrainedConfig, **options: Any) -> Pr
 
 
 def _config_with(folder: Path, fields: dict[str, Any]) -> PreTrainedConfig:
-    with without_remarks():
+    with silenced_load_report():
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **fields)

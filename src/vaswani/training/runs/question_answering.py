@@ -94,7 +94,7 @@ class QuestionAnsweringRun(BaseRun):
             self.check_budget(split, max(splits[split]["length"][:]))
         return splits
 
-    def what_is_used(self, split: str, rows: Dataset, kept: int) -> str:
+    def describe_used_rows(self, split: str, rows: Dataset, kept: int) -> str:
         """Describe the number of windows and, for a shortened split, the number of questions."""
         used = len(set(rows["row"][:])) if "row" in rows.column_names else kept
         return f"{f', of which {used:,} are used' if used < kept else ''}, in {len(rows):,} windows"

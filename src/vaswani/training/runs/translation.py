@@ -22,7 +22,7 @@ from transformers import (
 from vaswani.data.batching import Seq2SeqCollator, tokenize_corpus, unknown_share
 from vaswani.data.bpe_dropout import BpeDropout, PairSplitter, check_bpe_dropout
 from vaswani.data.evenly_spread import at_most, evenly_spread
-from vaswani.data.given_tokenizers import ready_for_pairs, special_tokens, vocabulary_size
+from vaswani.data.given_tokenizers import prepare_for_pairs, special_tokens, vocabulary_size
 from vaswani.data.sources.corpus import Corpus
 from vaswani.data.text_codec import Side, TextCodec, for_languages, has_one_vocabulary
 from vaswani.data.tokenization import check_tags, check_vocab_size, load_tokenizers
@@ -134,8 +134,8 @@ class TrainingRun(BaseRun):
         of_source, of_target = named_tokenizers(name, kind)
         if target_name is not None:
             of_target = named_tokenizers(target_name, kind)[1]
-        source = ready_for_pairs(of_source, name)
-        target = source if of_target is of_source else ready_for_pairs(of_target, target_name or name)
+        source = prepare_for_pairs(of_source, name)
+        target = source if of_target is of_source else prepare_for_pairs(of_target, target_name or name)
         special_tokens(source, target)  # raises if they do not agree
         if not self.config.data.shared_vocab and has_one_vocabulary(source, target):
             raise UserError(
@@ -454,7 +454,7 @@ def _warn_of_lost_targets(rows: Dataset | IterableDataset, targets: TextCodec) -
         texts = [row["target"] for row in rows.take(ROWS_TO_DECODE)]
     else:
         texts = rows[evenly_spread(len(rows), ROWS_TO_DECODE)]["target"]
-    if lost := targets.lost_in_tokens(texts):
+    if lost := targets.texts_changed_by_tokens(texts):
         text, back = map(shortened, lost[0])
         logger.warning(
             "%d of %d targets do not come back from their tokens: %r becomes %r.",

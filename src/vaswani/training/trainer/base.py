@@ -33,7 +33,7 @@ from transformers.trainer_utils import (
 )
 
 from vaswani.data.batching import IGNORED_LABEL, TokenBudgetBatchSampler, TokenBudgetStream
-from vaswani.data.bpe_dropout import PairSplitter, SplitAnew
+from vaswani.data.bpe_dropout import BpeDropoutDataset, PairSplitter
 from vaswani.data.sources.corpus import RowReport
 from vaswani.errors import StoppedError
 from vaswani.files.run_files import HISTORY
@@ -87,7 +87,7 @@ class BaseTrainer(Trainer):
         extra_modules: modules, by name, that are trained with the model and saved in separate files of
             checkpoints.
         forward_options: options of the model's forward pass.
-        objective: the objective whose loss is trained (see `pursue`).
+        objective: the objective whose loss is trained (see `set_objective`).
     """
 
     args: BaseTrainingArguments
@@ -108,7 +108,7 @@ class BaseTrainer(Trainer):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        self._tell_what_has_no_effect()
+        self._warn_of_unused_arguments()
         self.train_data_collator = train_data_collator or self.data_collator
         self.splitter = splitter
         self.args.resolve_learning_rate(self.model.config.hidden_size)
@@ -137,7 +137,7 @@ class BaseTrainer(Trainer):
         self._unfinished: Path | None = None  # folder in which a checkpoint is being written
         self._schedule: Any = None  # the paper's schedule, if the trainer made it
 
-    def _tell_what_has_no_effect(self) -> None:
+    def _warn_of_unused_arguments(self) -> None:
         """Warn about arguments of transformers that are set, but that our trainers do not use."""
         given = vars(self.args).keys() - library_defaults(self.args).keys()
         for name, reason in FIELDS_WITHOUT_EFFECT.items():
@@ -252,7 +252,7 @@ class BaseTrainer(Trainer):
             logger.warning(warning)
         return scheduler
 
-    def pursue(self, objective: Objective) -> None:
+    def set_objective(self, objective: Objective) -> None:
         """Train with the loss of an objective in place of the trainer's own."""
         self.objective, self.compute_loss_func = objective, objective.loss
 
@@ -562,7 +562,7 @@ class BaseTrainer(Trainer):
     def _dataloader(self, dataset: Any, collator: Callable, shuffle: bool = False) -> DataLoader:
         args = self.args
         if shuffle and self.splitter is not None:
-            dataset = SplitAnew(dataset, self.splitter, self._data_seed)
+            dataset = BpeDropoutDataset(dataset, self.splitter, self._data_seed)
             lengths_of_epoch = dataset.lengths_of_epoch
             lengths, target_lengths = lengths_of_epoch(0)
         else:

@@ -11,7 +11,7 @@ Count = torch.Tensor | int | None  # number of labels, tokens or rows by which a
 
 
 class Objective:
-    """The loss of a trainer's updates (see `BaseTrainer.pursue`).
+    """The loss of a trainer's updates (see `BaseTrainer.set_objective`).
 
     Evaluations that do not call `compute_loss` keep the trainer's own loss. This base class, with which each
     trainer starts, changes nothing.
