@@ -107,7 +107,7 @@ def test_words_are_split_anew_where_the_tokenizer_has_merges(kind: str, pairs: P
     tiny_model(vocab_size=len(tokenizer)).save_pretrained(tmp_path / "model")
     config = config_for(tmp_path / "model", pairs, max_steps=1, bpe_dropout=0.3)
     if kind == "byte":
-        with pytest.raises(UserError, match="leaves out merges, and this tokenizer has none"):
+        with pytest.raises(UserError, match="skips merges, and this tokenizer has none"):
             train(config)
         return
     train(config)

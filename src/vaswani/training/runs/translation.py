@@ -99,7 +99,7 @@ class TrainingRun(BaseRun):
                 check_bpe_dropout(source, data.bpe_dropout)
         elif data.bpe_dropout and data.tokenizer_kind in ("byte", "unigram"):
             raise UserError(
-                f"bpe_dropout={data.bpe_dropout} leaves out merges, and tokenizer_kind={data.tokenizer_kind} "
+                f"bpe_dropout={data.bpe_dropout} skips merges, and tokenizer_kind={data.tokenizer_kind} "
                 "has none; leave one of them out"
             )
         elif data.tokenizer_kind != "byte":
