@@ -17,7 +17,8 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture
 def options(tiny_run, teacher) -> dict:
-    options = {**tiny_run, "teacher": teacher, "targets": "both", "teacher_top_k": 8, "baseline": "true"}
+    options = {name: value for name, value in tiny_run.items() if name != "vocab_size"}
+    options |= {"teacher": teacher, "targets": "both", "teacher_top_k": 8, "baseline": "true"}
     options |= {"generation_num_beams": 1, "teacher_num_beams": 2, "max_target_length": 16, "max_steps": 20}
     return {**options, "dropout": 0.3, "save_steps": 4, "cosine_weight": 0}
 

@@ -18,6 +18,7 @@ from vaswani.hub import push as module
 from vaswani.hub.push import PUSHED, allowed_files, push_folder
 from vaswani.hub.run_metadata import read_run_metadata
 from vaswani.training.trainer import publishing
+from vaswani.training.trainer.checkpoints import fault_of
 
 SECRET = b"a secret"
 HOSTILE = (
@@ -112,20 +113,21 @@ def pid_of_the_dead() -> int:
 def test_a_checkpoint_is_pushed_with_its_state_and_nothing_else(
     tiny_run: dict, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The copy that a training pushes of a checkpoint holds all that its manifest names."""
+    """The copy that a training pushes of a checkpoint holds all that its manifest names, and is whole."""
     leave_out_slow_parts()
     assert run_here(["train", *as_flags({**tiny_run, "max_steps": 3, "hub_token": "hf_secret"})]) == 0
     run_folder = Path(tiny_run["output_dir"])
     checkpoint = run_folder / "checkpoint-3"
-    saved = {str(path.relative_to(checkpoint)) for path in checkpoint.rglob("*") if path.is_file()}
+    names = {str(path.relative_to(checkpoint)): path for path in checkpoint.rglob("*") if path.is_file()}
+    own = {name: path.read_bytes() for name, path in names.items()}
     add_hostile_files(checkpoint)
-    for name in ("optimizer.pt", "trainer_state.json", "training_args.bin"):
-        if (checkpoint / name).read_bytes() == SECRET:  # hostile files took the place of its own
-            (checkpoint / name).write_bytes(b"its own")
+    for name in ("optimizer.pt", "trainer_state.json"):
+        (checkpoint / name).write_bytes(own[name])  # hostile files took the place of its own
     config = read_run_metadata(checkpoint).config
     copy = publishing._linked_copy(checkpoint, config)
     copied = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
-    assert copied == saved
+    assert copied == own.keys() - {"training_args.bin"}
+    assert fault_of(copy) is None
     assert not any(SECRET in (copy / name).read_bytes() for name in copied)
     left = copy.with_name(copy.name.replace(f"-{os.getpid()}-", f"-{pid_of_the_dead()}-"))
     copy.rename(left)  # as of a training that was killed while it pushed
