@@ -26,7 +26,7 @@ from transformers import (
 
 import given_tokenizers
 from vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig
-from vaswani.data.given_tokenizers import ready_to_classify
+from vaswani.data.given_tokenizers import prepare_for_classification
 from vaswani.data.tokenization import train_tokenizer
 
 TASKS = ("classification", "multi_label", "regression", "tagging")
@@ -130,7 +130,7 @@ def save_toy_answerer(folder: Path, decoder: bool = False) -> Path:
     save_toy_decoder(folder) if decoder else save_toy_encoder(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if decoder:
-        tokenizer = ready_to_classify(tokenizer, str(folder))
+        tokenizer = prepare_for_classification(tokenizer, str(folder))
     torch.manual_seed(0)
     model = AutoModelForQuestionAnswering.from_pretrained(folder)
     model.config.question_answering = {"max_length": 36, "doc_stride": 4, "max_question_length": 8}

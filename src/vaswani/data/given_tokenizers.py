@@ -52,7 +52,7 @@ def prepare_for_pairs(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrain
     return _ending_texts(tokenizer, name, pads=tokenizer.pad_token_id is not None)
 
 
-def ready_to_classify(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase:
+def prepare_for_classification(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase:
     """Return a tokenizer that ends each text: a decoder classifies the last state (Radford et al., 2018).
 
     Like `prepare_for_pairs`, but the padding token differs from the end token, because models of transformers
@@ -75,7 +75,7 @@ def prepare_for_tagging(tokenizer: PreTrainedTokenizerBase, _: str) -> PreTraine
     return tokenizer
 
 
-def ready_to_complete(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase:
+def prepare_for_completion(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase:
     """Return a tokenizer whose prompts a model can continue.
 
     Without a padding token, it pads with its end token.

@@ -18,7 +18,7 @@ from datasets import Dataset, concatenate_datasets
 from transformers import PreTrainedModel
 
 from vaswani.data.batching import IGNORED_LABEL
-from vaswani.data.given_tokenizers import ready_to_classify
+from vaswani.data.given_tokenizers import prepare_for_classification
 from vaswani.data.labels.labelled_tokens import tokenize_labelled
 from vaswani.data.sources.corpus import Corpus, RowReport, TextCorpusSpec, load_corpus
 from vaswani.distillation.arguments import FROM_TEACHER, RANDOM
@@ -366,7 +366,7 @@ class TaskRun(StackDistillation, FinetuningRun):
     @property
     def prepare_tokenizer(self) -> Any:
         """The function that makes a decoder's tokenizer end each text to classify; None for tagging."""
-        return None if self.config.data.task == "tagging" else ready_to_classify
+        return None if self.config.data.task == "tagging" else prepare_for_classification
 
     @property
     def metric_of_report(self) -> str:  # type: ignore[override]

@@ -314,7 +314,7 @@ def _results(run: RunMetadata) -> str:
 
 
 def _score_cells(score: dict[str, Any]) -> tuple[str, ...]:
-    signature = "`" + score["signature"].replace("|", "\\|") + "`" if score.get("signature") else ""
+    signature = f"`{score['signature']}`" if score.get("signature") else ""
     return score["name"], f"{score['value']:.2f}", f"{score['low']:.2f} to {score['high']:.2f}", signature
 
 
@@ -329,7 +329,7 @@ def _cell(value: Any) -> str:
     """Return a table cell for a text, a label, or a list of words or labels."""
     text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
     printable = "".join(letter if letter.isprintable() else " " for letter in _shortened(text))
-    escaped = re.sub(r"([\\`*_\[\]|~$])", r"\\\1", html.escape(printable, quote=False))
+    escaped = re.sub(r"([\\`*_\[\]~$])", r"\\\1", html.escape(printable, quote=False))
     return " ".join(escaped.split())
 
 

@@ -93,9 +93,10 @@ def card_of(metadata: ModelCardData, parts: Iterable[str]) -> ModelCard:
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[str] = ()) -> str:
-    """Return a table in Markdown; the columns in `numbers` are aligned right."""
+    """Return a table in Markdown, with "|" escaped; the columns in `numbers` are aligned right."""
     rule = ["---:" if name in numbers else "---" for name in head]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, rule, *rows])
+    escaped = ([cell.replace("|", "\\|") for cell in cells] for cells in [head, rule, *rows])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in escaped)
 
 
 def model_tags(config: PreTrainedConfig) -> list[str]:

@@ -117,9 +117,8 @@ def _attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output, and for the backward pass each row's log2 Σ 2^score, [B, H, N · b]."""
     output, log_sums = _empty_results(query, pattern)
-    numbers = None if seed is None else int(seed)
     inputs = _Inputs(
-        query, key, value, padding_mask, numbers, pattern_of(pattern), scaling, dropout, log_sums
+        query, key, value, padding_mask, _as_int(seed), pattern_of(pattern), scaling, dropout, log_sums
     )
     _call_in_groups("vaswani_sparse_attention", inputs, {}, {"output": output})
     return output, log_sums
@@ -156,9 +155,8 @@ def _backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of query, key and value from that of the output."""
     gradients = _empty(query), _empty(key), _empty(value)
-    numbers = None if seed is None else int(seed)
     inputs = _Inputs(
-        query, key, value, padding_mask, numbers, pattern_of(pattern), scaling, dropout, log_sums
+        query, key, value, padding_mask, _as_int(seed), pattern_of(pattern), scaling, dropout, log_sums
     )
     given = {"output": output, "upstream": upstream}
     results = dict(zip(("grad_query", "grad_key", "grad_value"), gradients, strict=True))
@@ -192,7 +190,7 @@ class _Inputs:
     key: torch.Tensor
     value: torch.Tensor
     padding_mask: torch.Tensor | None
-    seed: int | None
+    seed: int  # 0 without dropout
     pattern: SparsePattern
     scaling: float
     dropout: float
@@ -209,9 +207,13 @@ class _Inputs:
             key=group.states(self.key),
             value=group.states(self.value),
             padding_mask=group.mask(self.padding_mask),
-            seed=None if self.seed is None else (self.seed + group.rows.start * SEED_STEP) % 2**63,
+            seed=(self.seed + group.rows.start * SEED_STEP) % 2**63,
             log_sums=self.log_sums[group.rows],
         )
+
+
+def _as_int(seed: torch.Tensor | None) -> int:
+    return 0 if seed is None else int(seed)
 
 
 def _call_in_groups(
@@ -254,7 +256,7 @@ def _call(function: str, inputs: _Inputs, states: dict[str, torch.Tensor]) -> No
         num_threads=min(threads, batch * heads * num_segments),
         num_segments=num_segments,
         dropped_levels=round(inputs.dropout * LEVELS),
-        seed=inputs.seed or 0,
+        seed=inputs.seed,
         stored=STORED[query.dtype],
         scaling=inputs.scaling,
         bias=bias.data_ptr(),

@@ -11,7 +11,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani.data.evenly_spread import evenly_spread
-from vaswani.data.given_tokenizers import ready_to_complete
+from vaswani.data.given_tokenizers import prepare_for_completion
 from vaswani.data.labels.labelled_tokens import LabelCollator
 from vaswani.data.sources.corpus import SPLITS, Corpus, load_corpus
 from vaswani.data.text.completions import ChatSpec, load_chats, tokenize_completions
@@ -38,7 +38,7 @@ class CompletionRun(BaseRun):
     @cached_property
     def pretrained(self) -> Pretrained:
         """The model that the run starts from."""
-        return open_pretrained(str(self.config.model.model), AutoModelForCausalLM, ready_to_complete)
+        return open_pretrained(str(self.config.model.model), AutoModelForCausalLM, prepare_for_completion)
 
     # ----------------------------------------------------------------------------------- before the corpus
 

@@ -12,7 +12,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, PrinterCallback
 
 from vaswani.data.evenly_spread import at_most
-from vaswani.data.given_tokenizers import ready_to_complete
+from vaswani.data.given_tokenizers import prepare_for_completion
 from vaswani.hub.run_metadata import read_settings
 from vaswani.model.configuration_vaswani import VaswaniDecoderConfig
 from vaswani.training.config.completion_arguments import CompletionConfig
@@ -27,7 +27,7 @@ from vaswani.training.runs.pretraining import RUNS, CausalLMRun
 
 # Fields of the training that the scores depend on.
 SETTINGS_OF_TRAINING = ("text_field", "documents", "max_length", "seed")
-CONFIG_OF_OBJECTIVE: dict[str, tuple[str, ...]] = {
+SETTINGS_OF_OBJECTIVE: dict[str, tuple[str, ...]] = {
     "masked": ("mask_probability", "whole_word_masking", "next_sentence"),
     "causal": ("pack",),
     "span_denoising": ("noise_density", "mean_noise_span_length"),
@@ -67,7 +67,7 @@ def evaluate_language_model(
 
     Args:
         folder: folder of the model.
-        objective: objective of a pre-training, one of `CONFIG_OF_OBJECTIVE`.
+        objective: objective of a pre-training, one of `SETTINGS_OF_OBJECTIVE`.
         split: split of the corpus.
         max_rows: number of sequences to evaluate on, evenly spread; None means all.
         tell: called with the counts of the rows that were read.
@@ -106,7 +106,7 @@ def evaluate_completions(
         values = _settings(folder, "task", "completion", SETTINGS_OF_COMPLETIONS, settings)
         values["output_dir"] = output
         if "max_length" not in values:
-            longest = open_pretrained(str(folder), AutoModelForCausalLM, ready_to_complete).longest
+            longest = open_pretrained(str(folder), AutoModelForCausalLM, prepare_for_completion).longest
             values["max_length"] = min(longest or USUAL_LENGTH, USUAL_LENGTH)
         run = CompletionRun(_config(values, CompletionConfig))
         trainer, rows = _evaluated(run, split, max_rows, tell)
@@ -143,7 +143,7 @@ def _settings(
 
 
 def _run(folder: Path, objective: str, given: dict[str, Any]) -> PretrainingRun:
-    names = (*SETTINGS_OF_TRAINING, *CONFIG_OF_OBJECTIVE[objective])
+    names = (*SETTINGS_OF_TRAINING, *SETTINGS_OF_OBJECTIVE[objective])
     values = _settings(folder, "objective", objective, names, given)
     run_class = _CausalEvaluation if objective == "causal" else RUNS[objective]
     run = run_class(_config(values, PretrainingConfig))

@@ -15,7 +15,7 @@ from datasets import Dataset
 from transformers import EvalPrediction, PreTrainedModel
 
 from vaswani.data.evenly_spread import evenly_spread
-from vaswani.data.given_tokenizers import prepare_for_tagging, ready_to_classify
+from vaswani.data.given_tokenizers import prepare_for_classification, prepare_for_tagging
 from vaswani.data.labels.labelled import load_labelled
 from vaswani.data.labels.labelled_tokens import LabelCollator, check_room, tokenize_labelled
 from vaswani.data.sources.corpus import SPLITS, Corpus
@@ -69,7 +69,7 @@ class FinetuningRun(BaseRun):
     def pretrained(self) -> Pretrained:
         """The model that the run starts from; a decoder's tokenizer ends each text to classify."""
         task = self.config.data.task
-        ready = prepare_for_tagging if task == "tagging" else ready_to_classify
+        ready = prepare_for_tagging if task == "tagging" else prepare_for_classification
         return open_pretrained(str(self.config.model.model), TASKS[task].auto_class, ready)
 
     # ----------------------------------------------------------------------------------- before the corpus

@@ -12,7 +12,7 @@ from datasets import Dataset
 from transformers import AutoModelForQuestionAnswering, EvalPrediction, PreTrainedModel
 
 from vaswani.data.evenly_spread import at_most
-from vaswani.data.given_tokenizers import ready_to_classify
+from vaswani.data.given_tokenizers import prepare_for_classification
 from vaswani.data.questions.question_rows import check_ids, load_questions
 from vaswani.data.questions.windows import Window, WindowCollator, tokenize_questions, windows_of
 from vaswani.data.sources.corpus import SPLITS, Corpus
@@ -47,7 +47,7 @@ class QuestionAnsweringRun(BaseRun):
     def pretrained(self) -> Pretrained:
         """The model that the run starts from; a decoder's tokenizer ends the question and the text."""
         name = str(self.config.model.model)
-        return open_pretrained(name, AutoModelForQuestionAnswering, ready_to_classify)
+        return open_pretrained(name, AutoModelForQuestionAnswering, prepare_for_classification)
 
     # ----------------------------------------------------------------------------------- before the questions
 

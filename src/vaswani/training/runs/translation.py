@@ -178,12 +178,11 @@ class TrainingRun(BaseRun):
 
     def _check_tags_occur(self, corpus: Corpus) -> None:
         """Raise `UserError` for a tag with which no source begins; the rows are read until all are found."""
-        missing = set(self.config.data.source_tags)
-        for sources in self._vocabulary_texts(corpus, ["source"]) if missing else ():
+        missing, texts = set(self.config.data.source_tags), self._vocabulary_texts(corpus, ["source"])
+        while missing and (sources := next(texts, None)) is not None:
             missing -= {tag for tag in missing if any(source.startswith(tag) for source in sources)}
-            if not missing:
-                return
-        for tag in sorted(missing):
+        if missing:
+            tag = min(missing)
             raise UserError(
                 f"source_tags={tag}: no source of the training data begins with it; write it before the "
                 f"sources, as in {tag + ' A sentence'!r}, or leave it out"
