@@ -166,6 +166,16 @@ class TestCsv:
     def test_lines_that_end_as_on_old_macs(self, tmp_path):
         assert rows_of(write(tmp_path / "a.csv", "source,target\ra,b\rc,d\r")) == [("a", "b"), ("c", "d")]
 
+    @pytest.mark.parametrize("separator", [";", "\t"])
+    def test_other_separators_if_the_header_has_no_comma(self, separator, tmp_path):
+        content = f'\nsource{separator}"target"\n"a, b; c",d\n1,5{separator}"x""y{separator}\nz"\n'
+        rows = rows_of(write(tmp_path / "a.csv", content.replace("c\",d", f"c\"{separator}d")))
+        assert rows == [("a, b; c", "d"), ("1,5", f'x"y{separator}\nz')]
+
+    def test_a_comma_in_the_header_is_the_separator(self, tmp_path):
+        rows = rows_of(write(tmp_path / "a.csv", "source,target,a;b\nx;y,z,1\n"))
+        assert rows == [("x;y", "z")]
+
     def test_with_three_columns_a_cell_too_few_shifts_nothing_in(self, tmp_path):
         content = "id,source,target\n1,a,b\n2 c,d\n3\n"
         rows = rows_of(write(tmp_path / "a.csv", content))

@@ -230,10 +230,15 @@ def _json_rows(values_of: Callable[[Path], Iterator[Any]], path: Path, *fields: 
 
 
 def numbered_csv_cells(path: Path) -> Iterator[tuple[int, list[str] | None]]:
-    """Yield the line number and the cells of each CSV row (RFC 4180); None for lines with broken quotes."""
+    """Yield the line number and the cells of each CSV row (RFC 4180); None for lines with broken quotes.
+
+    If the header has no comma, the cells may be separated by semicolons, as spreadsheets write them where the
+    comma is the decimal mark, or by tabs.
+    """
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CSV_CELL))
-    with open_text(path, newline=_csv_line_end(path)) as file:
-        reader = csv.reader(file, strict=True)
+    line_end, separator = _csv_line_end_and_separator(path)
+    with open_text(path, newline=line_end) as file:
+        reader = csv.reader(file, delimiter=separator, strict=True)
         while True:
             lines_before = reader.line_num
             try:
@@ -246,14 +251,17 @@ def numbered_csv_cells(path: Path) -> Iterator[tuple[int, list[str] | None]]:
                 yield lines_before + 1, cells
 
 
-def _csv_line_end(path: Path) -> str:
-    r"""Return the line end of a CSV file: "\r", as old Macs wrote, if its beginning has no "\n"; else "\n".
+def _csv_line_end_and_separator(path: Path) -> tuple[str, str]:
+    r"""Return the line end and the separator of a CSV file, found at its beginning.
 
-    Some programs write "\r" in cells without quotes; with "\n" as the line end, it does not split the row.
+    The line end is "\r", as old Macs wrote, if the beginning has no "\n"; else "\n". Some programs write "\r"
+    in cells without quotes; with "\n" as the line end, it does not split the row.
     """
     with open_text(path) as file:
         start = file.read(_BEGINNING)
-    return "\r" if "\r" in start and "\n" not in start else "\n"
+    line_end = "\r" if "\r" in start and "\n" not in start else "\n"
+    header = next((line for line in start.split(line_end) if line.strip()), "")
+    return line_end, next((mark for mark in (",", ";", "\t") if mark in header), ",")
 
 
 def _csv_cells(path: Path) -> Iterator[list[str] | None]:
