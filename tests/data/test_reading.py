@@ -169,7 +169,7 @@ class TestCsv:
     @pytest.mark.parametrize("separator", [";", "\t"])
     def test_other_separators_if_the_header_has_no_comma(self, separator, tmp_path):
         content = f'\nsource{separator}"target"\n"a, b; c",d\n1,5{separator}"x""y{separator}\nz"\n'
-        rows = rows_of(write(tmp_path / "a.csv", content.replace("c\",d", f"c\"{separator}d")))
+        rows = rows_of(write(tmp_path / "a.csv", content.replace('c",d', f'c"{separator}d')))
         assert rows == [("a, b; c", "d"), ("1,5", f'x"y{separator}\nz')]
 
     def test_a_comma_in_the_header_is_the_separator(self, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -367,6 +368,21 @@ def test_training_stops_early_and_keeps_the_best(options):
     state = json.loads((options["output_dir"] / "trainer_state.json").read_text())
     assert state["global_step"] < 40
     assert_same_weights(options["output_dir"], Path(state["best_model_checkpoint"]))
+
+
+def test_a_run_that_was_moved_keeps_the_best_of_its_checkpoints(options, tmp_path):
+    """The library looks for the best checkpoint where the run was before."""
+    options |= {"learning_rate": 5.0, "lr_scheduler_type": "constant", "max_steps": 6, "warmup_steps": 0}
+    options |= {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 2}
+    options |= {"load_best_model_at_end": True, "metric_for_best_model": "loss"}
+    run(options)
+    moved = Path(shutil.move(options["output_dir"], tmp_path / "moved"))
+    best = json.loads((moved / "trainer_state.json").read_text())["best_global_step"]
+    assert best < 6
+    run(options, output_dir=moved, resume_from_checkpoint=True)
+    state = json.loads((moved / "trainer_state.json").read_text())
+    assert Path(state["best_model_checkpoint"]) == moved / f"checkpoint-{best}"
+    assert_same_weights(moved, moved / f"checkpoint-{best}")
 
 
 @pytest.mark.exhaustive(after=2)

@@ -17,7 +17,6 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset, IterableDataset
 from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from vaswani.data.evenly_spread import at_most
 from vaswani.data.sources.corpus import SPLITS, Corpus, load_corpus
@@ -35,7 +34,12 @@ from vaswani.training.runs.checks import check_metric, check_stream, rehearse
 from vaswani.training.runs.failures import blame_size, what_was_saved
 from vaswani.training.runs.folder_lock import only_run_in
 from vaswani.training.trainer.base import BaseTrainer
-from vaswani.training.trainer.checkpoints import check_same_data, check_writable, checkpoint_to_resume
+from vaswani.training.trainer.checkpoints import (
+    check_same_data,
+    check_writable,
+    checkpoint_of,
+    checkpoint_to_resume,
+)
 from vaswani.training.trainer.resuming import check_resumable, manifest_of
 
 # The tokenizers of sources and of targets; a single tokenizer is given twice.
@@ -372,7 +376,7 @@ def _check_same_model(arguments: Any, model: PreTrainedModel, checkpoint: Path) 
 def _how_to_evaluate(trainer: BaseTrainer, output_dir: Path) -> str:
     """Return how to evaluate a run that was stopped after its training and before its scores were saved."""
     saved = f"after training; the model is saved in {output_dir} and has no scores yet"
-    if (output_dir / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}").is_dir():
+    if checkpoint_of(output_dir, trainer.state.global_step).is_dir():
         return f"{saved}: --resume_from_checkpoint true evaluates it without further training"
     return f"{saved}: vaswani evaluate --model {output_dir} computes them"
 

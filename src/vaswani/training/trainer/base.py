@@ -25,7 +25,6 @@ from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, EvalPrediction, Trainer, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import (
-    PREFIX_CHECKPOINT_DIR,
     EvalLoopOutput,
     SchedulerType,
     has_length,
@@ -44,6 +43,7 @@ from vaswani.training.config.schedule import check_finite, check_warmup, inverse
 from vaswani.training.trainer.adapted import describe_adapted
 from vaswani.training.trainer.callbacks import LogAtCheckpoints, ResumedRun, StopOnSignal
 from vaswani.training.trainer.checkpoints import (
+    checkpoint_of,
     checkpoint_to_resume,
     discard_unfinished,
     finish_checkpoint,
@@ -361,9 +361,10 @@ class BaseTrainer(Trainer):
             finally:
                 self._unfinished = None
             self.accelerator.wait_for_everyone()  # now all have written their part
-            best = run_folder / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
-            if state.best_global_step == state.global_step or best.exists():
-                state.best_model_checkpoint = str(best)
+            if (best_step := state.best_global_step) is not None:
+                best = checkpoint_of(run_folder, best_step)
+                if best_step == state.global_step or best.exists():
+                    state.best_model_checkpoint = str(best)
             if args.should_save:
                 for name, module in self.extra_modules.items():
                     save_file(module.state_dict(), folder / f"{name}.safetensors")

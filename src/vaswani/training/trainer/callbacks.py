@@ -19,6 +19,7 @@ from transformers.trainer_utils import IntervalStrategy
 
 from vaswani.errors import StoppedError
 from vaswani.training.launch.sigterm import HeldBack
+from vaswani.training.trainer.checkpoints import checkpoint_of
 
 if TYPE_CHECKING:
     from vaswani.training.trainer.base import BaseTrainer
@@ -137,9 +138,12 @@ class ResumedRun(TrainerCallback):
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Replace the intervals and the patience, which the library has restored from the checkpoint."""
+        """Replace intervals, patience and paths, which the library has restored from the checkpoint."""
         state.compute_steps(args, state.max_steps)
         state.num_train_epochs = self.trainer.num_epochs
+        if state.best_global_step:  # its path is another one if the run was moved, and the library ignores it
+            best = checkpoint_of(self.trainer.output_dir, state.best_global_step)
+            state.best_model_checkpoint = str(best) if best.is_dir() else state.best_model_checkpoint
         for callback in self.trainer.callback_handler.callbacks:
             if isinstance(callback, EarlyStoppingCallback) and args.early_stopping_patience is not None:
                 callback.early_stopping_patience = args.early_stopping_patience

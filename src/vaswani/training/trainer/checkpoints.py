@@ -31,9 +31,14 @@ logger = logging.get_logger(__name__)
 UNFINISHED = "unfinished-"
 
 
+def checkpoint_of(output_dir: Path, step: int) -> Path:
+    """The folder of the checkpoint of an update."""
+    return output_dir / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+
+
 def unfinished_checkpoint(output_dir: Path, step: int) -> Path:
     """The folder where the checkpoint of an update is written before it is moved to its place in the run."""
-    name = f"{PREFIX_CHECKPOINT_DIR}-{step}"
+    name = checkpoint_of(output_dir, step).name
     return output_dir / f"{UNFINISHED}{name}" / name
 
 
