@@ -112,6 +112,10 @@ def test_a_model_type_that_nobody_knows(checkpoint: Path) -> None:
         ('{"model_type": "vas', "is damaged or half-written ("),
         ("[]", "holds a JSON value of type list; expected an object"),
         ('{"model_type": "vaswani", "d_model": 30}', "cannot be used: "),
+        (
+            '{"model_type": "marian", "activation_function": "snake"}',
+            "cannot be used: activation_function='snake' is",
+        ),
     ],
 )
 def test_a_configuration_that_makes_no_sense(checkpoint: Path, text: str, problem: str) -> None:

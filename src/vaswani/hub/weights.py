@@ -144,6 +144,15 @@ def _pickled_tensors(file: Path) -> dict[str, StoredTensor]:
 # ---------------------------------------------------------------------------------------------------- checks
 
 
+def _unknown_value(config: PreTrainedConfig, error: Exception) -> str | None:
+    """Return which setting has the value that the library did not find in a table, such as an activation."""
+    if not isinstance(error, KeyError):
+        return None
+    (value,) = error.args
+    names = [name for name, set_to in config.to_dict().items() if set_to == value]
+    return f"{' and '.join(names)}={value!r} is unknown to the library" if names else None
+
+
 def check_weights(directory: Path, config: PreTrainedConfig) -> None:
     """Raise a UserError unless the weights are complete and match the configuration in size and dtype.
 
@@ -156,7 +165,8 @@ def check_weights(directory: Path, config: PreTrainedConfig) -> None:
     try:
         model = meta_model(config)
     except Exception as error:  # for example sizes beyond 64 bits
-        raise UserError(f"{directory / 'config.json'} cannot be used: {one_line(error)}") from error
+        reason = _unknown_value(config, error) or one_line(error)
+        raise UserError(f"{directory / 'config.json'} cannot be used: {reason}") from error
     needed = model.num_parameters()
     # Some models do not save their table of sinusoids, which is not trained.
     unsaved = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
