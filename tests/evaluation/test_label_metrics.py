@@ -2,6 +2,7 @@
 
 import random
 import socket
+from typing import Any
 
 import evaluate
 import numpy as np
@@ -14,7 +15,6 @@ from vaswani.evaluation.label_metrics import (
     MultiLabelMetric,
     RegressionMetric,
     TaggingMetric,
-    scores_by_type,
 )
 from vaswani.evaluation.spans import spans_of
 
@@ -79,7 +79,11 @@ def slow_scores(metric: type[LabelMetric], predictions: list, references: list) 
     equal = 100 * sum(predicted == true for predicted, true in sets) / len(sets)
     macro = float(np.mean([f1(*count) for count in counts]))
     if not several:
-        return {"accuracy": equal, "macro_f1": macro}
+        names = sorted({*predictions, *references})
+        columns = [[[row == name for name in names] for row in rows] for rows in (predictions, references)]
+        x, y = (np.array(each) - np.mean(each, axis=0) for each in columns)
+        matthews = (x * y).sum() / np.sqrt((x * x).sum() * (y * y).sum())
+        return {"accuracy": equal, "macro_f1": macro, "matthews": matthews}
     return {"micro_f1": f1(*np.sum(counts, axis=0)), "macro_f1": macro, "subset_accuracy": equal}
 
 
@@ -112,7 +116,7 @@ def test_scores_are_what_counting_gives(metric, seed):
 def test_perfect_rows_have_perfect_scores(metric):
     _, references = some_rows(metric, seed=0)
     scores = metric(keep_in_memory=True).compute(predictions=references, references=references)
-    best = {"pearson": 1.0, "spearman": 1.0, "mse": 0.0}
+    best = {"matthews": 1.0, "pearson": 1.0, "spearman": 1.0, "mse": 0.0}
     assert scores == pytest.approx({name: best.get(name, 100.0) for name in metric.names})
 
 
@@ -145,7 +149,8 @@ def test_the_bootstrap_scores_resampled_rows(metric, monkeypatch):
 
 def test_labels_that_are_never_predicted_or_never_true_count_in_macro_f1():
     scores = ClassificationMetric(keep_in_memory=True).compute(predictions="aac", references="aab")
-    assert scores == pytest.approx({"accuracy": 200 / 3, "macro_f1": (100 + 0 + 0) / 3})
+    expected = {"accuracy": 200 / 3, "macro_f1": (100 + 0 + 0) / 3, "matthews": 0.5}
+    assert scores == pytest.approx(expected)
 
 
 def test_rows_without_labels():
@@ -185,7 +190,46 @@ def test_a_span_is_right_as_a_whole_or_not_at_all():
     assert scores == pytest.approx(
         {"token_accuracy": 400 / 6, "precision": 100 / 3, "recall": 100 / 3, "f1": 100 / 3}
     )
-    assert scores_by_type(predictions, references) == {
-        "LOC": {"precision": 50.0, "recall": 100.0, "f1": pytest.approx(200 / 3), "spans": 1},
-        "PER": {"precision": 0.0, "recall": 0.0, "f1": 0.0, "spans": 2},
+    assert TaggingMetric(keep_in_memory=True).by_label(predictions, references) == {
+        "LOC": {"precision": 50.0, "recall": 100.0, "f1": pytest.approx(200 / 3), "support": 1},
+        "PER": {"precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 2},
     }
+
+
+def slow_pairs(metric: type[LabelMetric], row: Any) -> set[tuple[int, str]]:
+    """A label is counted once for each row, a tag once for each word."""
+    if metric is ClassificationMetric:
+        return {(0, row)}
+    return set(enumerate(row)) if metric is TaggingMetric else {(0, name) for name in row}
+
+
+@pytest.mark.parametrize("metric", [ClassificationMetric, MultiLabelMetric, TaggingMetric])
+def test_scores_of_each_label(metric):
+    """Tags that mark no spans are labels of words."""
+    predictions, references = some_rows(metric, seed=3)
+    if metric is TaggingMetric:  # in one row, all tags could also mark spans
+        of_words = {"B-PER": "NOUN", "I-PER": "VERB", "O": "B", "B-LOC": "I"}
+        predictions, references = (
+            [[of_words.get(tag, "ADJ") for tag in row] for row in rows] for rows in (predictions, references)
+        )
+    found = metric(keep_in_memory=True).by_label(predictions, references)
+    both = [[slow_pairs(metric, row) for row in rows] for rows in (predictions, references)]
+    names = {name for rows in both for row in rows for _, name in row}
+    assert found.keys() == names
+    for name in names:
+        pairs = [[{item for item in row if item[1] == name} for row in rows] for rows in both]
+        right = sum(len(one & other) for one, other in zip(*pairs, strict=True))
+        predicted, true = (sum(map(len, rows)) for rows in pairs)
+        expected = {"precision": 100 * right / predicted, "recall": 100 * right / true}
+        expected |= {"f1": f1(right, predicted, true), "support": true}
+        assert found[name] == pytest.approx(expected)
+
+
+def test_numbers_have_no_labels():
+    assert RegressionMetric(keep_in_memory=True).by_label([1.0], [2.0]) == {}
+
+
+@pytest.mark.parametrize("rows", [("aaa", "aab"), ("ab", "bb"), ("aa", "aa")])
+def test_a_single_label_correlates_with_nothing(rows):
+    scores = ClassificationMetric(keep_in_memory=True).compute(predictions=rows[0], references=rows[1])
+    assert scores["matthews"] == 0.0

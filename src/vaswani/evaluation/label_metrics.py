@@ -55,6 +55,22 @@ class LabelMetric(evaluate.Metric):
         """Return the scores of a table [S, K] with weights [S], non-negative whole numbers."""
         raise NotImplementedError
 
+    def items_of(self, rows: Sequence[Any]) -> list[set[tuple[str, Any]]]:
+        """Return what each prediction or reference contains, with its label first; nothing by default."""
+        return [set()] * len(rows)
+
+    def by_label(self, predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, dict[str, float]]:
+        """Return `precision`, `recall`, `f1` and `support` (true number) of each label, sorted."""
+        right, predicted, true = Counter[str](), Counter[str](), Counter[str]()
+        items = self.items_of([*predictions, *references])
+        for found, sought in zip(items[: len(references)], items[len(references) :], strict=True):
+            for counter, some in ((right, found & sought), (predicted, found), (true, sought)):
+                counter.update(name for name, _ in some)
+        return {
+            name: {**_precision_recall_f1(right[name], predicted[name], true[name]), "support": true[name]}
+            for name in sorted(predicted | true)
+        }
+
     def estimates(self, predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, Estimate]:
         """Return each score with its 95 % confidence interval, from bootstrap resamples of the rows."""
         table = self.table(predictions, references)
@@ -71,11 +87,19 @@ class LabelMetric(evaluate.Metric):
 
 
 class ClassificationMetric(LabelMetric):
-    """Accuracy, and the unweighted mean F1 of the labels that occur."""
+    """Accuracy, the unweighted mean F1 of the labels that occur, and Matthews' correlation, −1 to 1.
 
-    names: ClassVar = {"accuracy": "accuracy", "macro_f1": "macro F1"}
-    description = "Accuracy and macro F1 of one label for each text, 0 to 100."
+    The correlation is Gorodkin's R_K (2004, doi:10.1016/j.compbiolchem.2004.09.006);
+    it is 0 if predictions or references are all the same.
+    """
+
+    names: ClassVar = {"accuracy": "accuracy", "macro_f1": "macro F1", "matthews": "Matthews' correlation"}
+    description = "Accuracy and macro F1, 0 to 100, and Matthews' correlation of one label for each text."
     of_a_row = datasets.Value("string")
+
+    def items_of(self, rows: Sequence[str]) -> list[set[tuple[str, Any]]]:
+        """Return the label of each row."""
+        return [{(name, None)} for name in rows]
 
     def table(self, predictions: Sequence[str], references: Sequence[str]) -> Floats:
         """Return the numbers of the predicted and true labels [S, 2]."""
@@ -83,12 +107,19 @@ class ClassificationMetric(LabelMetric):
         return numbers.reshape(2, -1).T.astype(float)
 
     def scores(self, table: Floats, weights: Floats) -> dict[str, float]:
-        """Return `accuracy` and `macro_f1`."""
-        predicted, true = table.T.astype(int)
+        """Return `accuracy`, `macro_f1` and `matthews`."""
+        numbers = table.T.astype(int)
         size = int(table.max()) + 1
-        right = np.bincount(true, weights * (predicted == true), size)
-        counts = np.bincount(predicted, weights, size) + np.bincount(true, weights, size)
-        return {"accuracy": percent(right.sum(), weights.sum()), "macro_f1": _macro_f1(right, counts)}
+        predicted, true = (np.bincount(of_rows, weights, size) for of_rows in numbers)
+        right = np.bincount(numbers[1], weights * (numbers[0] == numbers[1]), size)
+        total = weights.sum()
+        covariance = total * right.sum() - predicted @ true
+        variances = (total**2 - predicted @ predicted) * (total**2 - true @ true)
+        return {
+            "accuracy": percent(right.sum(), total),
+            "macro_f1": _macro_f1(right, predicted + true),
+            "matthews": float(covariance / np.sqrt(variances)) if variances else 0.0,
+        }
 
 
 class MultiLabelMetric(LabelMetric):
@@ -97,6 +128,10 @@ class MultiLabelMetric(LabelMetric):
     names: ClassVar = {"micro_f1": "micro F1", "macro_f1": "macro F1", "subset_accuracy": "subset accuracy"}
     description = "Micro and macro F1, and subset accuracy, of sets of labels, 0 to 100."
     of_a_row = datasets.List(datasets.Value("string"))
+
+    def items_of(self, rows: Sequence[Sequence[str]]) -> list[set[tuple[str, Any]]]:
+        """Return the labels of each row."""
+        return [{(name, None) for name in row} for row in rows]
 
     def table(self, predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Floats:
         """Return hits and counts of each label, and whether all labels are right: [S, 2L + 1]."""
@@ -158,6 +193,12 @@ class TaggingMetric(LabelMetric):
     description = "Accuracy of words' tags, and precision, recall and F1 of the spans they mark, 0 to 100."
     of_a_row = datasets.List(datasets.Value("string"))
 
+    def items_of(self, rows: Sequence[Sequence[str]]) -> list[set[tuple[str, Any]]]:
+        """Return the spans of each row by their types; if tags mark no spans, the words by their tags."""
+        if mark_spans({tag for tags in rows for tag in tags}):
+            return [{(span.type, span) for span in spans_of(tags)} for tags in rows]
+        return [{(tag, place) for place, tag in enumerate(tags)} for tags in rows]
+
     def table(self, predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Floats:
         """Return right words, words and, if tags mark spans, right, predicted and true spans: [S, 2 or 5]."""
         pairs = list(zip(predictions, references, strict=True))
@@ -183,26 +224,6 @@ METRICS_OF_TASK: dict[str, type[LabelMetric]] = {
     "regression": RegressionMetric,
     "tagging": TaggingMetric,
 }
-
-
-def scores_by_type(
-    predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
-) -> dict[str, dict[str, float]]:
-    """Return `precision`, `recall`, `f1` and the number of true `spans` for each span type, sorted.
-
-    Args:
-        predictions: the tags of each row, which mark spans (see `mark_spans`).
-        references: the right tags of each row, in the same form.
-    """
-    right, predicted, true = Counter[str](), Counter[str](), Counter[str]()
-    for pair in zip(predictions, references, strict=True):
-        found, sought = (set(spans_of(tags)) for tags in pair)
-        for counter, spans in ((right, found & sought), (predicted, found), (true, sought)):
-            counter.update(span.type for span in spans)
-    return {
-        name: {**_precision_recall_f1(right[name], predicted[name], true[name]), "spans": true[name]}
-        for name in sorted(predicted | true)
-    }
 
 
 def percent(part: float, whole: float) -> float:

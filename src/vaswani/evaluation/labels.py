@@ -9,9 +9,8 @@ from typing import Any
 
 from vaswani.errors import UserError
 from vaswani.evaluation.confidence import Estimate
-from vaswani.evaluation.label_metrics import METRICS_OF_TASK, scores_by_type
-from vaswani.evaluation.spans import mark_spans
-from vaswani.evaluation.summary import score_fields, score_lines, speed_line, type_lines
+from vaswani.evaluation.label_metrics import METRICS_OF_TASK
+from vaswani.evaluation.summary import label_lines, score_fields, score_lines, speed_line
 from vaswani.inference.classify.classification import Classifier, Prediction
 
 
@@ -24,7 +23,7 @@ class LabelEvaluation:
         references: the labels of the scored rows.
         scores: the scores with their 95 % confidence intervals, by metric.
         names: the display names of the scores.
-        types: precision, recall, F1 and number of spans of each type, if tags mark spans; else empty.
+        labels: precision, recall, F1 and number of each label or type of span; empty for regression.
         left_out: number of rows that are not scored: rows without tokens and, for a tagger, too long rows.
         cut_off: number of scored rows that were truncated.
         seconds: time spent on predicting.
@@ -34,13 +33,13 @@ class LabelEvaluation:
     references: list[Any]
     scores: dict[str, Estimate]
     names: dict[str, str]
-    types: dict[str, dict[str, float]]
+    labels: dict[str, dict[str, float]]
     left_out: int
     cut_off: int
     seconds: float
 
     def __str__(self) -> str:
-        rows = [*score_lines(self.names, self.scores), *type_lines(self.types)]
+        rows = [*score_lines(self.names, self.scores), *label_lines(self.labels)]
         rows.append(speed_line(len(self.references), "rows", self.seconds))
         if self.left_out:
             rows.append(f"too long or empty, left out: {self.left_out:,}")
@@ -55,7 +54,7 @@ class LabelEvaluation:
             "left_out_rows": self.left_out,
             "cut_off_rows": self.cut_off,
             **score_fields(self.scores),
-            **({"types": self.types} if self.types else {}),
+            **({"labels": self.labels} if self.labels else {}),
             "seconds": round(self.seconds, 3),
         }
 
@@ -93,13 +92,12 @@ def evaluate_labels(
     found = [predictions[number].label for number in scored]
     references = [labels[number] for number in scored]
     metric = METRICS_OF_TASK[classifier.task](keep_in_memory=True)
-    marks_spans = classifier.task == "tagging" and mark_spans(classifier.names)
     return LabelEvaluation(
         predictions=predictions,
         references=references,
         scores=metric.estimates(found, references),
         names=metric.names,
-        types=scores_by_type(found, references) if marks_spans else {},
+        labels=metric.by_label(found, references),
         left_out=len(predictions) - len(scored),
         cut_off=sum(predictions[number].cut_off for number in scored),
         seconds=seconds,

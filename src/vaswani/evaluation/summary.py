@@ -5,6 +5,8 @@ from typing import Any
 
 from vaswani.evaluation.confidence import Estimate
 
+MOST_LABELS = 20  # that are shown
+
 
 def score_lines(names: Mapping[str, str], scores: Mapping[str, Estimate]) -> list[str]:
     """Return a line for each score, with its name for display."""
@@ -23,13 +25,18 @@ def _score_line(name: str, score: Estimate) -> str:
     return f"{name} {score.value:.2f} {score.interval}"
 
 
-def type_lines(types: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Return a line for the spans of each type (see `scores_by_type`)."""
-    return [
-        f"{name}: precision {found['precision']:.2f}, recall {found['recall']:.2f}, F1 {found['f1']:.2f} "
-        f"({found['spans']:,} spans)"
-        for name, found in types.items()
+def label_lines(labels: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return a line for each label or type of span (see `LabelMetric.by_label`), or for the worst if many."""
+    names = list(labels)
+    if len(names) > MOST_LABELS:
+        names = sorted(names, key=lambda name: labels[name]["f1"])[:MOST_LABELS]
+    lines = [
+        f"{name}: precision {labels[name]['precision']:.2f}, recall {labels[name]['recall']:.2f}, "
+        f"F1 {labels[name]['f1']:.2f} ({labels[name]['support']:,} in the references)"
+        for name in names
     ]
+    more = len(labels) - len(names)
+    return [*lines, f"… and {more:,} labels with higher F1"] if more else lines
 
 
 def speed_line(count: int, unit: str, seconds: float) -> str:

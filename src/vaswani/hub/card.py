@@ -63,6 +63,7 @@ _HUB_METRICS = {
     "has_answer_exact_match": "exact_match",
     "has_answer_f1": "f1",
     "no_answer_accuracy": "accuracy",
+    "matthews": "matthews_correlation",
 }
 
 

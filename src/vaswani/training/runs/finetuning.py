@@ -22,9 +22,8 @@ from vaswani.data.sources.corpus import SPLITS, Corpus
 from vaswani.errors import UserError
 from vaswani.evaluation.confidence import Estimate
 from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, metric_entries, record, shortened
-from vaswani.evaluation.label_metrics import TaggingMetric, scores_by_type
 from vaswani.evaluation.spans import OUTSIDE, mark_spans
-from vaswani.evaluation.summary import metric_lines, type_lines
+from vaswani.evaluation.summary import label_lines, metric_lines
 from vaswani.hub.weights import check_weights
 from vaswani.inference.classify.classification import names_of
 from vaswani.training.config.completion_arguments import CompletionConfig
@@ -239,8 +238,8 @@ class LabelScores:
 def _tell(label_scores: LabelScores, split: str, rows: Dataset, scores: dict[str, float]) -> dict[str, Any]:
     metrics = metric_entries(label_scores.metric.names, label_scores.estimates())
     more: dict[str, Any] = {"examples": _examples(label_scores, rows)}
-    if isinstance(label_scores.metric, TaggingMetric) and mark_spans(label_scores.task.names):
-        more["types"] = scores_by_type(label_scores.predictions, label_scores.references)
+    if by_label := label_scores.metric.by_label(label_scores.predictions, label_scores.references):
+        more["labels"] = by_label
     told = record(split, rows, metrics, **more)
     _show(told, scores[f"{split}_loss"])
     return told
@@ -258,7 +257,7 @@ def _examples(scores: LabelScores, rows: Dataset) -> list[dict[str, Any]]:
 
 def _show(told: dict[str, Any], loss: float) -> None:
     print(f"\n{told['split']} ({told['rows']:,} rows): loss {loss:.3f}")
-    print(*metric_lines(told["metrics"]), *type_lines(told.get("types", {})), sep="\n", end="\n\n")
+    print(*metric_lines(told["metrics"]), *label_lines(told.get("labels", {})), sep="\n", end="\n\n")
     for example in told["examples"]:
         _show_example(**example)
 
