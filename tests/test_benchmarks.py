@@ -106,6 +106,23 @@ def test_the_table_has_aligned_columns(side_by_side: ModuleType, capsys: pytest.
     assert lines[1].endswith("-: |")
 
 
+def test_summaries_that_need_no_model(run: Run, tmp_path: Path):
+    data = tmp_path / "test.jsonl"
+    articles = [("one two three four five", "one two three"), ("six seven eight nine", "eight nine ten")]
+    rows = [json.dumps({"text": text, "summary": summary}) for text, summary in articles]
+    data.write_text("\n".join(rows), encoding="utf-8")
+    rows, result = run("summary_baselines.py", "--data", data, "--words", 3, 9)
+    found = {name: scores["rouge1"]["value"] for name, scores in result.items()}
+    assert found == pytest.approx(
+        {
+            "the first 3 words": 100 * (1 + 1 / 3) / 2,
+            "the first 9 words": 100 * (6 / 8 + 4 / 7) / 2,
+            "the summary of the next article": 0.0,
+        }
+    )
+    assert [row[0] for row in rows] == list(found)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_ways_to_translate(run: Run, corpus: Path, tmp_path: Path):
