@@ -19,6 +19,8 @@
 
 namespace {
 
+typedef uint8_t Bytes __attribute__((vector_size(WIDTH), aligned(1)));
+
 struct States {
   float* first;
   int64_t batch, head, row;  // numbers from one to the next
@@ -36,25 +38,28 @@ void store_rows(const float* from, int64_t count, int64_t width, float* to, int6
 }
 
 void transpose(const float* from, int64_t row, int64_t count, int64_t width, int64_t padded, float* to) {
-  for (int64_t d = 0; d < width; d++) {
-    for (int64_t n = 0; n < count; n++) to[d * padded + n] = from[n * row + d];
-    std::fill(to + d * padded + count, to + (d + 1) * padded, 0.0f);
-  }
+  for (int64_t n = 0; n < count; n++)
+    for (int64_t d = 0; d < width; d++) to[d * padded + n] = from[n * row + d];
+  for (int64_t d = 0; d < width; d++) std::fill(to + d * padded + count, to + (d + 1) * padded, 0.0f);
+}
+
+// Writes what is added to a row of scores, in whole vectors: LOWEST for keys that the row does not see.
+void read_mask(const float* mask, int64_t column, int64_t keys, int64_t padded, float* bias) {
+  for (int64_t s = 0; s < keys; s++) bias[s] = mask ? std::max(LOG2_E * mask[s * column], LOWEST) : 0.0f;
+  std::fill(bias + keys, bias + padded, LOWEST);
 }
 
 // Computes 2^(score - largest) / their sum; zeros for rows that see nothing, and after the last key.
-void softmax(float* scores, const float* mask, int64_t mask_column, int64_t keys, int64_t padded) {
-  for (int64_t s = 0; mask && s < keys; s++) {
-    const float bias = mask[s * mask_column];
-    scores[s] = bias > LOWEST ? scores[s] + LOG2_E * bias : LOWEST;
-  }
-  std::fill(scores + keys, scores + padded, LOWEST);
+void softmax(float* scores, const float* bias, int64_t padded) {
   Vector high = all(LOWEST), total = {};
-  for (int64_t s = 0; s < padded; s += WIDTH) high = larger(high, load(scores + s));
-  float highest = LOWEST;
-  for (int i = 0; i < WIDTH; i++) highest = std::max(highest, high[i]);
   for (int64_t s = 0; s < padded; s += WIDTH) {
-    const Vector score = load(scores + s), power = exp2(score - all(highest));
+    const Vector added = load(bias + s), score = added > all(LOWEST) ? load(scores + s) + added : all(LOWEST);
+    store(scores + s, score);
+    high = larger(high, score);
+  }
+  const Vector highest = all(largest(high));
+  for (int64_t s = 0; s < padded; s += WIDTH) {
+    const Vector score = load(scores + s), power = exp2(score - highest);
     const Vector weight = score == all(LOWEST) ? Vector{} : power;  // NaN stays
     store(scores + s, weight);
     total += weight;
@@ -64,12 +69,18 @@ void softmax(float* scores, const float* mask, int64_t mask_column, int64_t keys
   for (int64_t s = 0; s < padded; s += WIDTH) store(scores + s, share * load(scores + s));
 }
 
-// Zeros dropped weights, and scales kept weights.
-void drop(const float* from, const uint8_t* kept, float scale, int64_t queries, int64_t keys, int64_t padded,
-          float* to) {
+// Zeros dropped weights, and scales kept weights. `end` is the end of the memory of all `kept`.
+void drop(const float* from, const uint8_t* kept, const uint8_t* end, float scale, int64_t queries, int64_t keys,
+          int64_t padded, float* to) {
   for (int64_t t = 0; t < queries; t++)
-    for (int64_t s = 0; s < keys; s++)
-      to[t * padded + s] = kept[t * keys + s] ? scale * from[t * padded + s] : 0.0f;
+    for (int64_t s = 0; s < padded; s += WIDTH) {  // after the last key, weights and gradients are zero
+      const uint8_t* here = kept + t * keys + s;
+      Bytes bytes = {};
+      std::memcpy(&bytes, here, here + WIDTH <= end ? WIDTH : end - here);
+      const Integers is_kept = __builtin_convertvector(bytes, Integers);
+      const int64_t place = t * padded + s;
+      store(to + place, is_kept != 0 ? scale * load(from + place) : Vector{});
+    }
 }
 
 }  // namespace
@@ -92,11 +103,12 @@ int64_t vaswani_vector_width() { return WIDTH; }
 void vaswani_attention(const Call* call) {
   const Call c = *call;
   const int64_t padded = in_whole_vectors(c.keys), area = c.queries * padded;
+  const uint8_t* kept_end = c.kept + c.batch * c.heads * c.queries * c.keys;
 #pragma omp parallel num_threads(c.threads)
   {
-    std::vector<float> memory(2 * c.queries * c.width + 2 * padded * c.width + area);
+    std::vector<float> memory((2 * c.queries + 2 * padded) * c.width + area + padded);
     float *query = memory.data(), *output = query + c.queries * c.width, *key = output + c.queries * c.width,
-          *value = key + padded * c.width, *dropped = value + padded * c.width;
+          *value = key + padded * c.width, *dropped = value + padded * c.width, *bias = dropped + area;
 #pragma omp for schedule(static)
     for (int64_t pair = 0; pair < c.batch * c.heads; pair++) {
       const int64_t b = pair / c.heads, h = pair % c.heads;
@@ -106,11 +118,14 @@ void vaswani_attention(const Call* call) {
       copy_rows(c.value.at(b, h), c.value.row, c.keys, c.width, 1.0f, value);
       product<false>(c.queries, padded, c.width, query, key, weights, false);
       const float* mask = c.mask ? c.mask + b * c.mask_batch + h * c.mask_head : nullptr;
-      for (int64_t t = 0; t < c.queries; t++)
-        softmax(weights + t * padded, mask ? mask + t * c.mask_row : nullptr, c.mask_column, c.keys, padded);
+      for (int64_t t = 0; t < c.queries; t++) {
+        if (t == 0 || c.mask_row != 0)  // one row for all queries, if the mask is of padding
+          read_mask(mask ? mask + t * c.mask_row : nullptr, c.mask_column, c.keys, padded, bias);
+        softmax(weights + t * padded, bias, padded);
+      }
       if (c.kept)
-        drop(weights, c.kept + pair * c.queries * c.keys, static_cast<float>(c.kept_scale), c.queries, c.keys,
-             padded, dropped);
+        drop(weights, c.kept + pair * c.queries * c.keys, kept_end, static_cast<float>(c.kept_scale), c.queries,
+             c.keys, padded, dropped);
       product<false>(c.queries, c.width, padded, c.kept ? dropped : weights, value, output, false);
       store_rows(output, c.queries, c.width, c.output.at(b, h), c.output.row);
     }
@@ -120,6 +135,7 @@ void vaswani_attention(const Call* call) {
 void vaswani_attention_backward(const Call* call) {
   const Call c = *call;
   const int64_t padded = in_whole_vectors(c.keys), area = c.queries * padded;
+  const uint8_t* kept_end = c.kept + c.batch * c.heads * c.queries * c.keys;
 #pragma omp parallel num_threads(c.threads)
   {
     const int64_t longest = std::max(padded, c.queries);
@@ -139,8 +155,8 @@ void vaswani_attention_backward(const Call* call) {
       product<false>(c.queries, padded, c.width, upstream, value, gradient, false);
       if (c.kept) {
         const uint8_t* kept = c.kept + pair * c.queries * c.keys;
-        drop(gradient, kept, kept_scale, c.queries, c.keys, padded, gradient);
-        drop(weights, kept, kept_scale, c.queries, c.keys, padded, dropped);
+        drop(gradient, kept, kept_end, kept_scale, c.queries, c.keys, padded, gradient);
+        drop(weights, kept, kept_end, kept_scale, c.queries, c.keys, padded, dropped);
         used = dropped;
       }
       product<true>(padded, c.width, c.queries, used, upstream, result, false);

@@ -1,9 +1,8 @@
 """Attention over short sequences on the CPU by C++ (`attention_native.cpp`), compiled at the first call.
 
 The C++ code makes one pass over the heads of all rows, instead of batched products, a softmax and copies of
-the
-heads: for 15 tokens of 4 heads × 32 numbers it takes half the time of `short_attention`, forward and
-    backward.
+the heads: for 15 tokens of 4 heads × 32 numbers it takes half the time of `short_attention`, forward and
+backward.
 
 B batch · T queries · S keys · P = S, rounded up to whole vectors · H heads · D head width
 """

@@ -26,8 +26,7 @@ void read_scores(const Number* logits, int64_t size, float factor, float* scores
 inline std::pair<float, float> exponentiate(const float* scores, int64_t size, float* powers) {
   Vector high = all(-INFINITE), total{};
   for (int64_t i = 0; i < size; i += WIDTH) high = larger(high, load(scores + i));
-  float highest = -INFINITE;
-  for (int i = 0; i < WIDTH; i++) highest = std::max(highest, high[i]);
+  const float highest = largest(high);
   const float lowered = std::max(highest, LOWEST);  // if all are -infinity
   for (int64_t i = 0; i < size; i += WIDTH) {
     const Vector power = exp2((load(scores + i) - all(lowered)) * LOG2_E);

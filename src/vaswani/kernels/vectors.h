@@ -47,6 +47,17 @@ inline float sum(Vector values) {
 #endif
 }
 
+inline float largest(Vector values) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)values);
+#else
+  const __m256 eight = (__m256)values;
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+#endif
+}
+
 // 2^x for x <= 0 with a relative error of 1e-7, and 0 below 2^-126. The rounded part of x goes into the exponent; for
 // the rest, at most one half, the polynomial of degree 6 has the smallest maximal relative error (by Lawson's
 // algorithm).
