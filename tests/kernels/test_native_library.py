@@ -1,5 +1,6 @@
 """C++ is compiled once, where that can be; where it cannot, a line says why and the result is the same."""
 
+import ctypes
 import logging
 import os
 import re
@@ -44,6 +45,19 @@ def test_it_is_compiled_once_and_anew_when_it_changes(source: Path) -> None:
     assert native_library(source).answer() == 43
     assert len(libraries(source)) == 2
     assert not [path for path in first.parent.iterdir() if path.suffix != ".so"]  # nothing is left lying
+
+
+def test_structures_of_other_sizes_are_refused(source: Path) -> None:
+    class _Pair(ctypes.Structure):
+        _fields_ = (("first", ctypes.c_int64), ("second", ctypes.c_int64))
+
+    source.write_text(f'{SOURCE}\nextern "C" long long vaswani_size_of_Pair() {{ return 16; }}')
+    assert native_library(source, structures=[_Pair]) is not None
+    source.write_text(source.read_text().replace("16", "24"))
+    with pytest.raises(
+        RuntimeError, match=r"Pair has 24 bytes in answer\.cpp and 16 bytes in test_native_lib"
+    ):
+        native_library(source, structures=[_Pair])
 
 
 def test_several_compile_it_at_a_time(source: Path) -> None:

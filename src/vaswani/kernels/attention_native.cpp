@@ -98,6 +98,8 @@ struct Call {
   double scaling, kept_scale;
 };
 
+int64_t vaswani_size_of_Call() { return sizeof(Call); }
+
 int64_t vaswani_vector_width() { return WIDTH; }
 
 void vaswani_attention(const Call* call) {

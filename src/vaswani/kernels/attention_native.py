@@ -37,7 +37,7 @@ def hook_in() -> None:
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | None:
     """Return the compiled library, or None if there is none."""
-    compiled = None if unavailable() is not None else native_library(SOURCE)
+    compiled = None if unavailable() is not None else native_library(SOURCE, structures=(_Call,))
     if compiled is not None:
         compiled.vaswani_vector_width.restype = ctypes.c_int64
         for function in (compiled.vaswani_attention, compiled.vaswani_attention_backward):

@@ -350,6 +350,10 @@ void compute(const Step& step, float* scores) {
 
 extern "C" {
 
+int64_t vaswani_size_of_Weights() { return sizeof(Weights); }
+int64_t vaswani_size_of_Layer() { return sizeof(Layer); }
+int64_t vaswani_size_of_Step() { return sizeof(Step); }
+
 int64_t vaswani_vector_width() { return WIDTH; }
 
 // Returns the number of floats in packed weights [outputs, inputs].

@@ -36,7 +36,7 @@ def library() -> ctypes.CDLL | None:
     """Return the compiled library, or None if there is none."""
     if why_not_compiled(SOURCE) is not None:
         return None
-    compiled = native_library(SOURCE)
+    compiled = native_library(SOURCE, structures=(_Weights, _Layer, _Step))
     if compiled is not None:
         compiled.vaswani_vector_width.restype = compiled.vaswani_packed_size.restype = ctypes.c_int64
         compiled.vaswani_decoder_step.restype = ctypes.c_int64

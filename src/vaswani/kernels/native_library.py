@@ -40,20 +40,29 @@ class _NothingToCompile(Exception):  # noqa: N818  # not an error: most machines
     """Nothing is compiled on this machine; the message says why."""
 
 
-def native_library(source: Path, **functions: Sequence[Any]) -> ctypes.CDLL | None:
+def native_library(
+    source: Path, *, structures: Sequence[type[ctypes.Structure]] = (), **functions: Sequence[Any]
+) -> ctypes.CDLL | None:
     """Return the library of a C++ file, compiled if the cache does not have it; None if that fails.
 
     Logs the reason for None: as a warning if the compiler failed, else as information.
 
     Args:
         source: the C++ file.
+        structures: Python's copies of the file's structures. For `_NAME`, the file has a function
+            `vaswani_size_of_NAME`, which returns the size of its structure `NAME`.
         functions: for each function that returns nothing, the types of its arguments.
+
+    Raises:
+        RuntimeError: a structure and its copy differ in size.
     """
     try:
         library = _library(source, _command(source))
         for name, types in functions.items():
             function = getattr(library, name)
             function.argtypes, function.restype = types, None
+        for structure in structures:
+            _check_size(library, structure, source)
         return library
     except _NothingToCompile as reason:
         logger.info("%s is not compiled, as %s. PyTorch's operators compute.", source.name, reason)
@@ -66,6 +75,18 @@ def native_library(source: Path, **functions: Sequence[Any]) -> ctypes.CDLL | No
             getattr(error, "stderr", None) or "",
         )
     return None
+
+
+def _check_size(library: ctypes.CDLL, structure: type[ctypes.Structure], source: Path) -> None:
+    """Raise RuntimeError unless a structure has the same size in Python and in C++."""
+    name = structure.__name__.removeprefix("_")
+    size_of: Any = getattr(library, f"vaswani_size_of_{name}")
+    size_of.restype = ctypes.c_int64
+    if (native := size_of()) != (own := ctypes.sizeof(structure)):
+        raise RuntimeError(
+            f"{name} has {native} bytes in {source.name} and {own} bytes in {structure.__module__}; "
+            "give both the same fields in the same order"
+        )
 
 
 def why_not_compiled(source: Path) -> str | None:

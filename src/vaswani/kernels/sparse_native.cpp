@@ -485,6 +485,8 @@ void for_each_segment(const Call& call, Work work) {
 
 extern "C" {
 
+int64_t vaswani_size_of_Call() { return sizeof(Call); }
+
 int64_t vaswani_vector_width() { return WIDTH; }
 
 int64_t vaswani_num_scratch(const Call* call) { return call->num_scratch(); }

@@ -42,7 +42,7 @@ def hook_in() -> None:
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | None:
     """Return the compiled library, or None if the compilation failed."""
-    compiled = native_library(SOURCE)
+    compiled = native_library(SOURCE, structures=(_Call,))
     if compiled is not None:
         compiled.vaswani_vector_width.restype = compiled.vaswani_num_scratch.restype = ctypes.c_int64
     return compiled
