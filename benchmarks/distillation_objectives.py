@@ -18,7 +18,8 @@ from typing import Any
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 import side_by_side
-from vaswani.data.sources.corpus import CorpusSpec, load_corpus
+from vaswani.data.sources.corpus import load_corpus
+from vaswani.data.sources.corpus_spec import CorpusSpec
 from vaswani.distillation.baseline import BASELINE, train_unless_done
 from vaswani.distillation.comparison import Comparison, compare, load_candidates
 from vaswani.distillation.config import DistillationConfig

@@ -46,7 +46,8 @@ import side_by_side
 from decoding_memory import memory
 from vaswani import VaswaniEncoderConfig
 from vaswani.data.labels.labelled import LabelledSpec, load_labelled
-from vaswani.data.sources.corpus import SPLITS, TextCorpusSpec, load_corpus
+from vaswani.data.sources.corpus import load_corpus
+from vaswani.data.sources.corpus_spec import SPLITS, TextCorpusSpec
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.errors import UserError
 from vaswani.files.atomic_files import whole_folder, write_json

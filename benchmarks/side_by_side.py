@@ -17,7 +17,8 @@ from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerBase, l
 
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.data.batching import Seq2SeqCollator, tokenize_corpus
-from vaswani.data.sources.corpus import CorpusSpec, load_corpus
+from vaswani.data.sources.corpus import load_corpus
+from vaswani.data.sources.corpus_spec import CorpusSpec
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.training.config.arguments import TrainingArguments
 from vaswani.training.trainer.seq2seq import Trainer

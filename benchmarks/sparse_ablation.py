@@ -37,7 +37,8 @@ from torch.nn.functional import cross_entropy, linear
 
 import side_by_side
 from vaswani import VaswaniConfig
-from vaswani.data.sources.corpus import CorpusSpec, load_corpus
+from vaswani.data.sources.corpus import load_corpus
+from vaswani.data.sources.corpus_spec import CorpusSpec
 from vaswani.model.stacks import VaswaniEncoder
 
 LENGTH, BLOCK = 2048, 32  # bytes

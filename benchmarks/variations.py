@@ -20,7 +20,8 @@ import torch
 
 import side_by_side
 from vaswani import Scorer, Translator
-from vaswani.data.sources.corpus import CorpusSpec, load_corpus
+from vaswani.data.sources.corpus import load_corpus
+from vaswani.data.sources.corpus_spec import CorpusSpec
 from vaswani.evaluation.confidence import bootstrap_scores, resampled_rows, row_statistics, score_of_sum
 from vaswani.files.atomic_files import write_json
 from vaswani.files.run_files import SETTINGS_FILE

@@ -32,7 +32,9 @@ from vaswani.data.batching import (
     token_lengths,
     tokenize_corpus,
 )
-from vaswani.data.sources.corpus import CorpusSpec, RowReport, load_corpus
+from vaswani.data.sources.corpus import load_corpus
+from vaswani.data.sources.corpus_spec import CorpusSpec
+from vaswani.data.sources.row_report import RowReport
 from vaswani.data.text_codec import for_languages
 from vaswani.data.tokenization import load_tokenizers, train_tokenizer
 from vaswani.errors import UserError

@@ -21,7 +21,8 @@ from damage import ANOTHER_USER, DAMAGES, fill_with_garbage, restore, status_of_
 from vaswani.data import caching as module
 from vaswani.data.batching import tokenize_corpus
 from vaswani.data.caching import LOCKS, MANIFEST, cached_folder
-from vaswani.data.sources.corpus import CorpusSpec, TextCorpusSpec, load_corpus
+from vaswani.data.sources.corpus import load_corpus
+from vaswani.data.sources.corpus_spec import CorpusSpec, TextCorpusSpec
 from vaswani.data.text.sequences import PackedBlocks, make_sequences
 from vaswani.data.tokenization import byte_tokenizer
 from vaswani.errors import RunError, UserError

@@ -7,7 +7,7 @@ from datasets import Dataset
 
 from given_tokenizers import gpt2
 from toy_labels import WORDS, write_jsonl
-from vaswani.data.sources.corpus import RowReport
+from vaswani.data.sources.row_report import RowReport
 from vaswani.data.text.completions import ChatSpec, load_chats, tokenize_completions
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.errors import UserError

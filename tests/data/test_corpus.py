@@ -18,7 +18,9 @@ from datasets import Dataset, DatasetDict, IterableDatasetDict
 
 import vaswani.data.sources.dates
 from vaswani.data.sources import corpus as corpus_module
-from vaswani.data.sources.corpus import CorpusSpec, RowReport, load_corpus
+from vaswani.data.sources.corpus import load_corpus
+from vaswani.data.sources.corpus_spec import CorpusSpec
+from vaswani.data.sources.row_report import RowReport
 from vaswani.errors import UserError
 
 PAIRS = [("Two men.", "Zwei Männer."), ('He said "no"', "„Nein“, null"), ("007", "NA")]

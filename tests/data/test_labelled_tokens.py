@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from toy_labels import toy_rows, toy_tokenizer
 from vaswani.data.labels.labelled_tokens import LabelCollator, tokenize_labelled
-from vaswani.data.sources.corpus import RowReport
+from vaswani.data.sources.row_report import RowReport
 from vaswani.data.tokenization import byte_tokenizer, train_tokenizer
 from vaswani.errors import UserError
 

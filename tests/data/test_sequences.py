@@ -11,7 +11,8 @@ from datasets import Dataset
 from tokenizers import normalizers
 
 from toy_texts import toy_documents, write_texts
-from vaswani.data.sources.corpus import TextCorpusSpec, load_corpus
+from vaswani.data.sources.corpus import load_corpus
+from vaswani.data.sources.corpus_spec import TextCorpusSpec
 from vaswani.data.text.sequences import (
     DOCUMENTS_AT_ONCE,
     DocumentParts,

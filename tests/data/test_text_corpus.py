@@ -10,7 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
 
-from vaswani.data.sources.corpus import CorpusSpec, RowReport, TextCorpusSpec, load_corpus
+from vaswani.data.sources.corpus import load_corpus
+from vaswani.data.sources.corpus_spec import CorpusSpec, TextCorpusSpec
+from vaswani.data.sources.row_report import RowReport
 from vaswani.errors import UserError
 
 TEXTS = ["Two men.", 'He said "no"', "007", "NA"]

@@ -8,7 +8,7 @@ import pytest
 from datasets import Dataset
 
 from toy_translation import toy_model, toy_sources, toy_tokenizer, toy_tokenizers
-from vaswani.data.sources.corpus import TEXT_FEATURES
+from vaswani.data.sources.corpus_spec import TEXT_FEATURES
 from vaswani.distillation.output_cache import OutputCache
 from vaswani.distillation.teacher_targets import (
     TeacherTarget,

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from vaswani import VaswaniConfig, VaswaniDecoderConfig, VaswaniEncoderConfig
-from vaswani.data.sources.corpus import CorpusSpec
+from vaswani.data.sources.corpus_spec import CorpusSpec
 from vaswani.errors import UserError
 from vaswani.training.config.arguments import (
     DataArguments,

@@ -8,7 +8,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from toy_labels import TASKS, toy_config, toy_rows, toy_tokenizer
 from vaswani.data.labels.labelled_tokens import LabelCollator, tokenize_labelled
-from vaswani.data.sources.corpus import RowReport
+from vaswani.data.sources.row_report import RowReport
 from vaswani.distillation.stack_arguments import StackTrainingArguments
 from vaswani.errors import UserError
 from vaswani.training.config.finetuning_arguments import FinetuningTrainingArguments

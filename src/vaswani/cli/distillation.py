@@ -124,7 +124,8 @@ def compare(
     **options: Any,
 ) -> None:
     """Compare students with their teacher: size, quality, retention and decoding speed."""
-    from vaswani.data.sources.corpus import CorpusSpec, load_corpus
+    from vaswani.data.sources.corpus import load_corpus
+    from vaswani.data.sources.corpus_spec import CorpusSpec
     from vaswani.distillation.comparison import compare as compare_models
     from vaswani.distillation.comparison import load_candidates, sentences_to_decode
     from vaswani.distillation.report import as_markdown, write_report

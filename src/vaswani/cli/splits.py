@@ -47,7 +47,7 @@ def as_in_training(columns: Mapping[str, str | None], trained: Mapping[str, Any]
 
 def files_in(data: str) -> list[Path]:
     """Return the files of all splits in the folder of a data set; empty for anything else."""
-    from vaswani.data.sources.corpus import SPLITS
+    from vaswani.data.sources.corpus_spec import SPLITS
 
     return [path for split in SPLITS for path in Path(data).glob(f"{split}.*")]
 

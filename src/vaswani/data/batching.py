@@ -35,7 +35,7 @@ from transformers import PreTrainedTokenizerBase
 from vaswani.data import text_codec
 from vaswani.data.caching import map_to_file, tokenizer_key
 from vaswani.data.evenly_spread import at_most
-from vaswani.data.sources.corpus import RowReport
+from vaswani.data.sources.row_report import RowReport
 from vaswani.data.text_codec import Frame, Side, TextCodec
 from vaswani.errors import UserError
 

@@ -19,7 +19,8 @@ from transformers import (
 )
 
 from vaswani.data.batching import Seq2SeqCollator, check_encodes, token_lengths
-from vaswani.data.sources.corpus import Corpus, RowReport
+from vaswani.data.sources.corpus import Corpus
+from vaswani.data.sources.row_report import RowReport
 from vaswani.data.text_codec import has_one_vocabulary
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.distillation.arguments import FROM_TEACHER, RANDOM

@@ -20,7 +20,9 @@ from transformers import PreTrainedModel
 from vaswani.data.batching import IGNORED_LABEL
 from vaswani.data.given_tokenizers import prepare_for_classification
 from vaswani.data.labels.labelled_tokens import tokenize_labelled
-from vaswani.data.sources.corpus import Corpus, RowReport, TextCorpusSpec, load_corpus
+from vaswani.data.sources.corpus import Corpus, load_corpus
+from vaswani.data.sources.corpus_spec import TextCorpusSpec
+from vaswani.data.sources.row_report import RowReport
 from vaswani.distillation.arguments import FROM_TEACHER, RANDOM
 from vaswani.distillation.baseline import BASELINE, train_unless_done, training_of_baseline
 from vaswani.distillation.measuring import Score

@@ -10,7 +10,7 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import SAFE_WEIGHTS_NAME, logging
 
-from vaswani.data.sources.corpus import CorpusSpec
+from vaswani.data.sources.corpus_spec import CorpusSpec
 from vaswani.data.text_codec import Side, TextCodec, check_same_special_tokens
 from vaswani.distillation.arguments import FROM_TEACHER, RANDOM
 from vaswani.distillation.config import DistillationConfig

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from datasets import Dataset, concatenate_datasets
 
-from vaswani.data.sources.corpus import TEXT_FEATURES
+from vaswani.data.sources.corpus_spec import TEXT_FEATURES
 from vaswani.distillation.output_cache import OutputCache, fingerprint_config, fingerprint_tokenizer
 from vaswani.inference.translate.translation import Translation, Translator
 

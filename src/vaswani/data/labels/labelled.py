@@ -20,19 +20,11 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 
 from vaswani.data.labels.label_parsing import read_label, read_text
 from vaswani.data.sources import reading
-from vaswani.data.sources.corpus import (
-    SPLITS,
-    BaseCorpusSpec,
-    Corpus,
-    RowReport,
-    Source,
-    arrow_table,
-    check_fields,
-    existing_file,
-    file_identity,
-    load_in_memory,
-)
+from vaswani.data.sources.corpus import Corpus, load_in_memory
+from vaswani.data.sources.corpus_spec import SPLITS, BaseCorpusSpec
 from vaswani.data.sources.reading import Row
+from vaswani.data.sources.row_report import RowReport
+from vaswani.data.sources.splits import Source, arrow_table, check_fields, existing_file, file_identity
 from vaswani.errors import UserError, listing
 from vaswani.files.line_files import COLUMN_ENDINGS
 

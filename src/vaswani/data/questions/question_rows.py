@@ -17,18 +17,11 @@ from typing import Any
 from datasets import Dataset, Features, List, Value
 
 from vaswani.data.sources import reading
-from vaswani.data.sources.corpus import (
-    SPLITS,
-    BaseCorpusSpec,
-    Corpus,
-    RowReport,
-    Source,
-    arrow_table,
-    existing_file,
-    file_identity,
-    load_in_memory,
-)
+from vaswani.data.sources.corpus import Corpus, load_in_memory
+from vaswani.data.sources.corpus_spec import SPLITS, BaseCorpusSpec
 from vaswani.data.sources.reading import Row, shown
+from vaswani.data.sources.row_report import RowReport
+from vaswani.data.sources.splits import Source, arrow_table, existing_file, file_identity
 from vaswani.errors import UserError
 
 FEATURES = Features(

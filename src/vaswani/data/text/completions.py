@@ -21,19 +21,11 @@ from transformers import PreTrainedTokenizerBase
 
 from vaswani.data.batching import IGNORED_LABEL
 from vaswani.data.sources import reading
-from vaswani.data.sources.corpus import (
-    SPLITS,
-    BaseCorpusSpec,
-    Corpus,
-    RowReport,
-    Source,
-    arrow_table,
-    check_fields,
-    existing_file,
-    file_identity,
-    load_in_memory,
-)
+from vaswani.data.sources.corpus import Corpus, load_in_memory
+from vaswani.data.sources.corpus_spec import SPLITS, BaseCorpusSpec
 from vaswani.data.sources.reading import Row
+from vaswani.data.sources.row_report import RowReport
+from vaswani.data.sources.splits import Source, arrow_table, check_fields, existing_file, file_identity
 from vaswani.data.text_codec import TextCodec
 from vaswani.errors import UserError, one_line
 

@@ -20,7 +20,7 @@ from transformers.trainer_utils import SaveStrategy, SchedulerType
 from transformers.utils import logging
 
 from vaswani.bounds import LARGEST_ALPHA, LARGEST_SEED, MOST_BEAMS
-from vaswani.data.sources.corpus import CorpusSpec
+from vaswani.data.sources.corpus_spec import CorpusSpec
 from vaswani.data.sources.reading import table_format
 from vaswani.errors import UserError
 from vaswani.evaluation.text_metrics import METRICS

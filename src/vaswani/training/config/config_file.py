@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, Union
 
 import yaml
 
-from vaswani.data.sources.corpus import SPLITS
+from vaswani.data.sources.corpus_spec import SPLITS
 from vaswani.errors import RunError, UserError, one_line
 from vaswani.files.named_configs import check_command, find_config, name_of_shipped
 from vaswani.files.run_files import HISTORY

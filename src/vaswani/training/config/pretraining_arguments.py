@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-from vaswani.data.sources.corpus import TextCorpusSpec
+from vaswani.data.sources.corpus_spec import TextCorpusSpec
 from vaswani.training.config.arguments import (
     BaseTrainingArguments,
     CardArguments,

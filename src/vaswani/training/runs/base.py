@@ -19,7 +19,8 @@ from datasets import Dataset, IterableDataset
 from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani.data.evenly_spread import at_most
-from vaswani.data.sources.corpus import SPLITS, Corpus, load_corpus
+from vaswani.data.sources.corpus import Corpus, load_corpus
+from vaswani.data.sources.corpus_spec import SPLITS
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers, train_tokenizer
 from vaswani.errors import RunError, UserError, listing
 from vaswani.files.run_files import CORPUS_FILE, EVALUATION_FILE, SETTINGS_FILE

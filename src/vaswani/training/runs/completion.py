@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from vaswani.data.evenly_spread import evenly_spread
 from vaswani.data.given_tokenizers import prepare_for_completion
 from vaswani.data.labels.labelled_tokens import LabelCollator
-from vaswani.data.sources.corpus import SPLITS, Corpus, load_corpus
+from vaswani.data.sources.corpus import Corpus, load_corpus
+from vaswani.data.sources.corpus_spec import SPLITS
 from vaswani.data.text.completions import ChatSpec, load_chats, tokenize_completions
 from vaswani.errors import UserError
 from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, record, shortened

@@ -18,7 +18,8 @@ from vaswani.data.evenly_spread import evenly_spread
 from vaswani.data.given_tokenizers import prepare_for_classification, prepare_for_tagging
 from vaswani.data.labels.labelled import load_labelled
 from vaswani.data.labels.labelled_tokens import LabelCollator, check_room, tokenize_labelled
-from vaswani.data.sources.corpus import SPLITS, Corpus
+from vaswani.data.sources.corpus import Corpus
+from vaswani.data.sources.corpus_spec import SPLITS
 from vaswani.errors import UserError
 from vaswani.evaluation.confidence import Estimate
 from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, metric_entries, record, shortened

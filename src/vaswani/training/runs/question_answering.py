@@ -15,7 +15,8 @@ from vaswani.data.evenly_spread import at_most
 from vaswani.data.given_tokenizers import prepare_for_classification
 from vaswani.data.questions.question_rows import check_ids, load_questions
 from vaswani.data.questions.windows import Window, WindowCollator, tokenize_questions, windows_of
-from vaswani.data.sources.corpus import SPLITS, Corpus
+from vaswani.data.sources.corpus import Corpus
+from vaswani.data.sources.corpus_spec import SPLITS
 from vaswani.evaluation.answer_metrics import AnswerMetric
 from vaswani.evaluation.answers import AnswerEvaluation, references_of
 from vaswani.evaluation.final import evaluate_finished, metric_entries, record, shortened

@@ -33,7 +33,7 @@ from transformers.trainer_utils import (
 
 from vaswani.data.batching import IGNORED_LABEL, TokenBudgetBatchSampler, TokenBudgetStream
 from vaswani.data.bpe_dropout import BpeDropoutDataset, PairSplitter
-from vaswani.data.sources.corpus import RowReport
+from vaswani.data.sources.row_report import RowReport
 from vaswani.errors import StoppedError
 from vaswani.files.run_files import HISTORY
 from vaswani.hub.hashes import forget_hashes, write_hashes

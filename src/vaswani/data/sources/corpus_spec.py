@@ -1,0 +1,147 @@
+"""The location of a corpus and the fields of its rows: sources and targets, or plain texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from datasets import Features, Value
+
+from vaswani.data.sources import reading
+from vaswani.data.sources.reading import Row
+from vaswani.errors import UserError
+
+SPLITS = ("train", "validation", "test")
+TEXT_FEATURES = Features({"source": Value("string"), "target": Value("string")})
+
+
+@dataclass
+class BaseCorpusSpec:
+    """The location of a corpus; subclasses add the fields to read.
+
+    Args:
+        dataset: `"dates"` for the built-in corpus; a folder that was saved with `save_to_disk` or holds
+            `train.jsonl`, `validation.jsonl`, `test.jsonl` (or other known formats); or a name on the Hub.
+        dataset_config: configuration of a Hub data set; for the dates, their locales (`"de,fr"` or `"all"`).
+        train_file: instead of `dataset`: one JSONL, JSON, CSV, TSV (each also `.gz`) or Parquet file; or a
+            plain text file (also `.gz`) for each column. With `joins_tables`, any number of such tables.
+        validation_file: likewise.
+        test_file: likewise.
+        streaming: read rows when they are needed, for corpora larger than memory and the cache's disk.
+
+    Raises:
+        UserError: neither or both of `dataset` and files are given, or a split has more files than columns.
+    """
+
+    columns: ClassVar[tuple[str, ...]]  # of the rows; column NAME is read from the field in option NAME_field
+    joins_tables: ClassVar[bool] = False  # if True, a split can be several tables, read one after the other
+
+    dataset: str | None = None
+    dataset_config: str | None = None
+    train_file: list[str] = field(default_factory=list)
+    validation_file: list[str] = field(default_factory=list)
+    test_file: list[str] = field(default_factory=list)
+    streaming: bool = False
+
+    def __post_init__(self) -> None:
+        for split in SPLITS:
+            files = getattr(self, f"{split}_file")
+            if isinstance(files, str):
+                setattr(self, f"{split}_file", [files])
+            elif len(files) > len(self.columns) and not (self.joins_tables and all(map(is_table, files))):
+                pair = ", or two of plain text" if len(self.columns) == 2 else ""
+                tables = "tables" if self.joins_tables else "one file"
+                raise UserError(f"{split}_file takes {tables}{pair}; got {len(files)} files")
+        if self.dataset and self.files:
+            raise UserError(f"dataset={self.dataset} and files were both given; give one of them")
+        if not self.dataset and not self.files:
+            raise UserError("no corpus was given; set dataset, or train_file, validation_file or test_file")
+
+    @property
+    def files(self) -> dict[str, list[str]]:
+        """The files of each split that has files."""
+        named = {split: getattr(self, f"{split}_file") for split in SPLITS}
+        return {split: files for split, files in named.items() if files}
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The name of the field to read for each option, such as `source_field`."""
+        return {f"{column}_field": getattr(self, f"{column}_field") for column in self.columns}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The options that the rows of files depend on."""
+        return self.options
+
+    @property
+    def folder_endings(self) -> tuple[str, ...]:
+        """The file endings to look for in a folder."""
+        return tuple(reading.TABLE_FORMATS)
+
+    @property
+    def features(self) -> Features:
+        """The columns, all of which hold text."""
+        return Features({column: Value("string") for column in self.columns})
+
+    def read_text(self, *paths: Path) -> Iterator[Row]:
+        """Yield the rows of plain text files, one file per column."""
+        raise NotImplementedError
+
+
+@dataclass
+class CorpusSpec(BaseCorpusSpec):
+    """A parallel corpus with its source and target fields; two text files are paired line by line.
+
+    Several tables are joined to one corpus in the given order; a table that is given twice is read twice.
+
+    Args:
+        source_field: field of the source text; a dot reaches into nested columns (`translation.de`).
+        target_field: field of the target text.
+    """
+
+    columns = ("source", "target")
+    joins_tables = True
+
+    source_field: str = "source"
+    target_field: str = "target"
+
+    def read_text(self, *paths: Path) -> Iterator[Row]:
+        """Yield sources and targets, line by line."""
+        return reading.read_text_pair(*paths)
+
+
+@dataclass
+class TextCorpusSpec(BaseCorpusSpec):
+    """A corpus of plain texts with its text field.
+
+    Args:
+        text_field: field of the text; a dot reaches into nested columns.
+        documents: in plain text files, `"line"` for a document on each line, or `"blank_line"` for blank
+            lines between documents.
+    """
+
+    columns = ("text",)
+
+    text_field: str = "text"
+    documents: Literal["line", "blank_line"] = "line"
+
+    @property
+    def folder_endings(self) -> tuple[str, ...]:
+        """The file endings to look for in a folder."""
+        return (*super().folder_endings, *reading.TEXT_ENDINGS)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The options that the rows of files depend on."""
+        return {**self.options, "documents": self.documents}
+
+    def read_text(self, *paths: Path) -> Iterator[Row]:
+        """Yield the documents."""
+        return (reading.read_lines if self.documents == "line" else reading.read_paragraphs)(*paths)
+
+
+def is_table(name: str) -> bool:
+    """Return whether a file has the ending of a table."""
+    return reading.table_format(Path(name)) is not None
