@@ -34,7 +34,8 @@ from transformers.trainer_callback import PrinterCallback
 
 import side_by_side
 from training_speed import OURS, SIDES, STOCK, Plan, build_trainer, rows_per_batch, saved, training_arguments
-from vaswani.data.batching import IGNORED_LABEL, Seq2SeqCollator, token_lengths
+from vaswani.data.collation import IGNORED_LABEL, Seq2SeqCollator
+from vaswani.data.pair_tokens import token_lengths
 from vaswani.files.atomic_files import write_json
 from vaswani.files.json_files import finite_json, without_non_finite
 from vaswani.insight.figures import new_figure, save_figure, write_plain_numbers

@@ -16,7 +16,8 @@ from datasets import Dataset
 from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerBase, logging
 
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
-from vaswani.data.batching import Seq2SeqCollator, tokenize_corpus
+from vaswani.data.collation import Seq2SeqCollator
+from vaswani.data.pair_tokens import tokenize_corpus
 from vaswani.data.sources.corpus import load_corpus
 from vaswani.data.sources.corpus_spec import CorpusSpec
 from vaswani.data.tokenization import train_tokenizer

@@ -22,7 +22,9 @@ from datasets import __version__ as datasets_version
 from tokenizers import __version__ as tokenizers_version
 
 import side_by_side
-from vaswani.data.batching import Seq2SeqCollator, TokenBudgetStream, tokenize_corpus
+from vaswani.data.batching import TokenBudgetStream
+from vaswani.data.collation import Seq2SeqCollator
+from vaswani.data.pair_tokens import tokenize_corpus
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.insight.figures import new_figure, save_figure
 

@@ -38,7 +38,9 @@ from transformers import (
 from transformers.trainer_callback import PrinterCallback
 
 import side_by_side
-from vaswani.data.batching import IGNORED_LABEL, TokenBudgetBatchSampler, token_lengths
+from vaswani.data.batching import TokenBudgetBatchSampler
+from vaswani.data.collation import IGNORED_LABEL
+from vaswani.data.pair_tokens import token_lengths
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.insight.arithmetic.calibration import matrix_peak
 

@@ -8,7 +8,8 @@
 import sys
 
 from vaswani import Trainer, TrainingArguments, Translator, VaswaniConfig, VaswaniForConditionalGeneration
-from vaswani.data.batching import Seq2SeqCollator, tokenize_corpus
+from vaswani.data.collation import Seq2SeqCollator
+from vaswani.data.pair_tokens import tokenize_corpus
 from vaswani.data.sources.dates import generate_dates
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.evaluation.text_metrics import TextMetrics

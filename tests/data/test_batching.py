@@ -23,15 +23,10 @@ from transformers.models.bart.modeling_bart import shift_tokens_right
 
 from library_tokenizers import library_tokenizers
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
-from vaswani.data import batching
-from vaswani.data.batching import (
-    Seq2SeqCollator,
-    TokenBudgetBatchSampler,
-    TokenBudgetStream,
-    token_budget_batches,
-    token_lengths,
-    tokenize_corpus,
-)
+from vaswani.data import batching, pair_tokens
+from vaswani.data.batching import TokenBudgetBatchSampler, TokenBudgetStream, token_budget_batches
+from vaswani.data.collation import Seq2SeqCollator
+from vaswani.data.pair_tokens import token_lengths, tokenize_corpus
 from vaswani.data.sources.corpus import load_corpus
 from vaswani.data.sources.corpus_spec import CorpusSpec
 from vaswani.data.sources.row_report import RowReport
@@ -230,7 +225,7 @@ class TestTokenizing:
 class TestTokenCache:
     def test_the_same_rows_and_tokenizers_are_tokenized_once(self, corpus, tokenizer, monkeypatch):
         first = tokenize_corpus(corpus().split("train"), tokenizer, tokenizer)[:]
-        monkeypatch.setattr(batching, "_encode", None)
+        monkeypatch.setattr(pair_tokens, "_encode", None)
         assert tokenize_corpus(corpus().split("train"), tokenizer, tokenizer)[:] == first
 
     def test_another_tokenizer_is_another_result(self, corpus, tokenizer):

@@ -19,8 +19,8 @@ from datasets.arrow_writer import ArrowWriter
 
 from damage import ANOTHER_USER, DAMAGES, fill_with_garbage, restore, status_of_child
 from vaswani.data import caching as module
-from vaswani.data.batching import tokenize_corpus
 from vaswani.data.caching import LOCKS, MANIFEST, cached_folder
+from vaswani.data.pair_tokens import tokenize_corpus
 from vaswani.data.sources.corpus import load_corpus
 from vaswani.data.sources.corpus_spec import CorpusSpec, TextCorpusSpec
 from vaswani.data.text.sequences import PackedBlocks, make_sequences

@@ -28,7 +28,7 @@ from vaswani import (
     VaswaniConfig,
     VaswaniForConditionalGeneration,
 )
-from vaswani.data.batching import Seq2SeqCollator
+from vaswani.data.collation import Seq2SeqCollator
 from vaswani.distillation.losses import forward_kl, soft_target_loss
 from vaswani.distillation.trainer import teacher_logits
 from vaswani.errors import RunError, UserError

@@ -15,7 +15,8 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 
 from toy_translation import toy_model, toy_rows, toy_tokenizer, toy_tokenizers
-from vaswani.data.batching import Seq2SeqCollator, token_lengths, tokenize_corpus
+from vaswani.data.collation import Seq2SeqCollator
+from vaswani.data.pair_tokens import token_lengths, tokenize_corpus
 from vaswani.distillation.output_cache import OutputCache
 from vaswani.distillation.teacher_logits import TeacherLogits, TeacherLogitsCollator, store_logits
 from vaswani.errors import UserError

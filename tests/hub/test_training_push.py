@@ -148,7 +148,7 @@ tokens = {"vocab_size": 20, "pad_token_id": 0, "eos_token_id": 2, "decoder_start
 config = MarianConfig(**tokens, **shape, **heads)
 rows = Dataset.from_list([{"input_ids": [5, 6, 2], "labels": [7, 8, 2]}] * 8)
 arguments = vaswani.TrainingArguments("marian", max_steps=2, use_cpu=True, hub_model_id="ada/marian")
-from vaswani.data.batching import Seq2SeqCollator
+from vaswani.data.collation import Seq2SeqCollator
 
 trainer = vaswani.Trainer(
     model=MarianMTModel(config), args=arguments, train_dataset=rows, data_collator=Seq2SeqCollator(0, 0)

@@ -26,7 +26,7 @@ from toy_translation import (
     toy_tokenizer,
     toy_tokenizers,
 )
-from vaswani.data.batching import tokenize_corpus
+from vaswani.data.pair_tokens import tokenize_corpus
 from vaswani.data.text_codec import TextCodec
 from vaswani.errors import RunError, UserError
 from vaswani.inference.batches import buffers

@@ -12,7 +12,7 @@ from transformers import MarianConfig, MarianMTModel
 from tiny import batch, tiny_model
 from tiny_runs import as_flags
 from vaswani import Trainer, TrainingArguments, VaswaniConfig, VaswaniForConditionalGeneration
-from vaswani.data.batching import Seq2SeqCollator
+from vaswani.data.collation import Seq2SeqCollator
 from vaswani.distillation.config import DistillationConfig
 from vaswani.distillation.run import DistillationRun
 from vaswani.distillation.trainer import DistillationTrainer

@@ -16,7 +16,7 @@ from transformers import EarlyStoppingCallback, GenerationConfig, Seq2SeqTrainer
 from transformers.trainer_pt_utils import LabelSmoother
 
 from vaswani import Trainer, TrainingArguments, VaswaniConfig, VaswaniForConditionalGeneration
-from vaswani.data.batching import Seq2SeqCollator
+from vaswani.data.collation import Seq2SeqCollator
 from vaswani.distillation.trainer import DistillationTrainer
 from vaswani.errors import StoppedError, UserError
 from vaswani.model.compatibility import CACHE_NAME

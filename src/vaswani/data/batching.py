@@ -1,312 +1,34 @@
-"""Tokenize corpora and make batches of a bounded number of tokens.
+"""Make batches of a bounded number of tokens.
 
 The cost of a batch is its number of tokens, padding included: rows · (longest source + longest target). The
 batches hold rows of similar lengths (as in Vaswani et al., 2017, arXiv:1706.03762, section 5.1) and come as
 close to a budget of tokens as possible.
 
-N rows of a corpus · B rows of a batch · S tokens of its longest source · T tokens of its longest target, both
-with the end-of-sequence token
+N rows of a corpus
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import logging
-import secrets
-import shutil
-import tempfile
-import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from pathlib import Path
-from typing import Any
 
-import datasets
 import numpy as np
 import numpy.typing as npt
 import torch
-from datasets import Dataset, Features, List, Value
 from torch.utils.data import Sampler
-from transformers import PreTrainedTokenizerBase
 
-from vaswani.data import text_codec
-from vaswani.data.caching import map_to_file, tokenizer_key
-from vaswani.data.evenly_spread import at_most
+from vaswani.data.collation import Example
+from vaswani.data.pair_tokens import Integers
 from vaswani.data.sources.row_report import RowReport
-from vaswani.data.text_codec import Frame, Side, TextCodec
 from vaswani.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-Integers = npt.NDArray[np.integer[Any]]
-Example = Mapping[str, Any]  # one tokenized row: input_ids, labels and other columns
 Splitter = Callable[[Sequence[Example], np.random.Generator], Sequence[Example]]
-
-IGNORED_LABEL = -100  # cross-entropy skips these
 ROWS_IN_BUFFER = 20_000
-ROWS_TO_COUNT = 10_000  # to estimate the share of unknown tokens
-TOKEN_FEATURES = Features(
-    {
-        "input_ids": List(Value("int32")),
-        "labels": List(Value("int32")),
-        "source_length": Value("int32"),
-        "target_length": Value("int32"),
-    }
-)
-
-
-def tokenize_corpus(
-    dataset: Dataset | datasets.IterableDataset,
-    source_tokenizer: PreTrainedTokenizerBase,
-    target_tokenizer: PreTrainedTokenizerBase,
-    max_source_length: int | None = None,
-    max_target_length: int | None = None,
-    report: RowReport | None = None,
-    truncated: Collection[str] = (),
-    *,
-    keep_targets: bool = False,
-) -> Dataset | datasets.IterableDataset:
-    """Tokenize a corpus; leave out and count rows that are too long or have no tokens.
-
-    The result is kept in the cache of `datasets` under a key of the rows and the tokenizers. With a tokenizer
-    that has no key (BPE-dropout or a slow one, see `tokenizer_key`), every call tokenizes again, into a
-    temporary file that is deleted with the result.
-
-    Args:
-        dataset: text columns `source` and `target`. The rows of a stream are tokenized as they are read.
-        source_tokenizer: must add its end-of-sequence token.
-        target_tokenizer: likewise; may be the same object. It encodes targets as `text_target`.
-        max_source_length: maximum tokens of a source, including the end-of-sequence token; None for no limit.
-        max_target_length: likewise for the target.
-        report: receives the counts; use each report for one call.
-        truncated: sides (`"source"`, `"target"` or both) whose over-long texts are truncated instead of left
-            out; their special tokens are kept.
-        keep_targets: keep the column `target` for scores, because a tokenizer may lose parts of a text.
-
-    Returns:
-        Columns `input_ids` and `labels` (lists of int32, with special tokens), `source_length` and
-        `target_length` (int32), and `target` if it is kept.
-
-    Raises:
-        UserError: a column is missing, a tokenizer does not end sequences or does not know the language of
-            the targets, a limit has no room for text, or no row is left.
-    """
-    columns = dataset.column_names or []
-    if missing := {"source", "target"}.difference(columns):
-        raise UserError(f"the rows to tokenize have no column {sorted(missing)}; they have {columns}")
-    encoding = _Encoding(
-        check_encodes(source_tokenizer, "source", max_source_length),
-        check_encodes(target_tokenizer, "target", max_target_length),
-        Features({**TOKEN_FEATURES, "target": Value("string")}) if keep_targets else TOKEN_FEATURES,
-    )
-    limits = _LengthLimits(
-        frames=(encoding.sources.frame(), encoding.targets.frame()),
-        longest=(max_source_length, max_target_length),
-        truncated=("source" in truncated, "target" in truncated),
-    )
-    report = report if report is not None else RowReport()
-    if isinstance(dataset, Dataset):
-        return _tokenize_whole(dataset, encoding, limits, report)
-    return dataset.map(
-        partial(_encode_fit, limits, report),
-        batched=True,
-        remove_columns=columns,
-        features=encoding.features,
-        fn_kwargs={"encoding": encoding},
-    )
-
-
-def token_lengths(dataset: Dataset) -> tuple[Integers, Integers]:
-    """Return the columns `source_length` and `target_length` of a tokenized data set: int32 arrays [N]."""
-    table = dataset.select_columns(["source_length", "target_length"]).with_format("arrow")[:]
-    return table["source_length"].to_numpy(), table["target_length"].to_numpy()
-
-
-def unknown_share(dataset: Dataset, column: str, codec: TextCodec) -> float | None:
-    """Return the share of unknown tokens in a column of a tokenized data set.
-
-    Args:
-        dataset: tokenized.
-        column: `input_ids` or `labels`.
-        codec: the codec of that side.
-
-    Returns:
-        A number from 0 to 1, measured on at most 10,000 evenly spread rows; None if the tokenizer has no
-        unknown token.
-    """
-    unknown = codec.unknown_id()
-    if unknown is None:
-        return None
-    rows = at_most(dataset, ROWS_TO_COUNT)
-    token_ids = np.fromiter(itertools.chain.from_iterable(rows[column][:]), dtype=np.int64)
-    return float((token_ids == unknown).mean())
-
-
-@dataclass(frozen=True)
-class _LengthLimits:
-    """Limits on lengths; each pair is (source, target).
-
-    Args:
-        frames: the special tokens around each text.
-        longest: the maximum length, or None.
-        truncated: whether longer texts are truncated instead of left out.
-    """
-
-    frames: tuple[Frame, Frame]
-    longest: tuple[int | None, int | None]
-    truncated: tuple[bool, bool] = (False, False)
-
-    def truncate(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        """Truncate the token ids of rows and update their lengths; special tokens are kept."""
-        rows = dict(rows)  # a copy, as `map` removes columns from its batch
-        names = (("input_ids", "source_length"), ("labels", "target_length"))
-        parts = zip(names, self.frames, self.longest, self.truncated, strict=True)
-        for (ids, length), frame, most, cuts in parts:
-            if cuts and most is not None:
-                rows[ids] = [frame.cut(row, most) for row in rows[ids]]
-                rows[length] = [len(row) for row in rows[ids]]
-        return rows
-
-    def too_long(self, source: Integers, target: Integers, truncated: bool) -> npt.NDArray[np.bool_]:
-        """Return which rows [N] are too long on a truncated side or, if not `truncated`, on another side."""
-        is_long = np.zeros(len(source), dtype=bool)
-        for lengths, most, cuts in zip((source, target), self.longest, self.truncated, strict=True):
-            if most is not None and cuts == truncated:
-                is_long |= lengths > most
-        return is_long
-
-    def fitting(self, source: Integers, target: Integers, report: RowReport) -> Integers:
-        """Return indices of the rows [N] that are neither empty nor over-long; report the others."""
-        empty = (source == 0) | (target == 0)
-        over_long = self.too_long(source, target, truncated=False)
-        report.leave_out("empty", int(empty.sum()))
-        report.leave_out("over_long", int((over_long & ~empty).sum()))
-        fits = ~(empty | over_long)
-        report.truncated += int((self.too_long(source, target, truncated=True) & fits).sum())
-        return np.flatnonzero(fits)
-
-    def __str__(self) -> str:
-        return f"max_source_length={self.longest[0]}, max_target_length={self.longest[1]}"
-
-
-def check_encodes(tokenizer: PreTrainedTokenizerBase, side: Side, max_length: int | None) -> TextCodec:
-    """Return the codec of one side for training.
-
-    Args:
-        tokenizer: the tokenizer of that side.
-        side: `"source"` or `"target"`.
-        max_length: maximum tokens of a text; None for no limit.
-
-    Raises:
-        UserError: the tokenizer does not end sequences or does not know the language of the targets, or the
-            limit has no room for text.
-    """
-    codec = TextCodec(tokenizer, side)
-    if not codec.ends_sequences():
-        raise UserError(
-            f"the tokenizer does not end a sequence with its end-of-sequence token {tokenizer.eos_token!r}; "
-            "its post-processor must add it"
-        )
-    codec.frame().check_room(**{f"max_{side}_length": max_length})
-    return codec
-
-
-@dataclass(frozen=True)
-class _Encoding:
-    """The codecs that turn texts into columns.
-
-    Args:
-        sources, targets: the codec of each side.
-        features: the columns of the result; input columns among them are kept.
-    """
-
-    sources: TextCodec
-    targets: TextCodec
-    features: Features
-
-    @property
-    def keys(self) -> list[str | None]:
-        """The keys of both tokenizers; None for a tokenizer without a key (see `tokenizer_key`)."""
-        tokenizers = (self.sources.tokenizer, self.targets.tokenizer)
-        return [tokenizer_key(each, __file__, text_codec.__file__) for each in tokenizers]
-
-
-def _encode(rows: dict[str, list[str]], encoding: _Encoding) -> dict[str, list[Any]]:
-    """Tokenize rows into columns; a text with only special tokens counts as empty."""
-    input_ids = _text_ids(encoding.sources, rows["source"])
-    labels = _text_ids(encoding.targets, rows["target"])
-    return {
-        "input_ids": input_ids,
-        "labels": labels,
-        "source_length": [len(ids) for ids in input_ids],
-        "target_length": [len(ids) for ids in labels],
-        **{name: rows[name] for name in encoding.features.keys() & rows.keys()},
-    }
-
-
-def _text_ids(codec: TextCodec, texts: list[str]) -> list[list[int]]:
-    special = codec.special_ids()
-    return [ids if not special.issuperset(ids) else [] for ids in codec.token_ids(texts)]
-
-
-def _encode_fit(
-    limits: _LengthLimits,
-    report: RowReport,
-    rows: dict[str, list[str]],
-    encoding: _Encoding,
-) -> dict[str, list[Any]]:
-    """Tokenize rows of a stream and leave out those that do not fit."""
-    tokens = _encode(rows, encoding)
-    source, target = (np.asarray(tokens[name]) for name in ("source_length", "target_length"))
-    fit = limits.fitting(source, target, report)
-    return limits.truncate({name: [column[i] for i in fit] for name, column in tokens.items()})
-
-
-def _tokenize_whole(
-    dataset: Dataset, encoding: _Encoding, limits: _LengthLimits, report: RowReport
-) -> Dataset:
-    if all(keys := encoding.keys):
-        parts = [dataset._fingerprint, *map(str, keys), *map(str, limits.frames), *encoding.features]
-        key = hashlib.sha256("".join(parts).encode()).hexdigest()
-        return _tokenize_to_file(dataset, encoding, limits, report, key)
-    scratch = Path(tempfile.mkdtemp(prefix="vaswani-tokens-"))
-    tokens = _tokenize_to_file(dataset, encoding, limits, report, secrets.token_hex(16), scratch)
-    weakref.finalize(tokens, shutil.rmtree, scratch, ignore_errors=True)
-    return tokens
-
-
-def _tokenize_to_file(
-    dataset: Dataset,
-    encoding: _Encoding,
-    limits: _LengthLimits,
-    report: RowReport,
-    key: str,
-    folder: Path | None = None,
-) -> Dataset:
-    """Return the rows that fit; `folder` replaces the cache with a folder of this process alone."""
-    options: dict[str, Any] = {"fn_kwargs": {"encoding": encoding}, "desc": "Tokenizing"}
-    tokens = map_to_file(dataset, _encode, encoding.features, key, folder, **options)
-    source, target = token_lengths(tokens)
-    fit = limits.fitting(source, target, report)
-    if not fit.size:
-        raise UserError(f"none of {len(tokens):,} rows fits within {limits}; raise the limits")
-    if 2 * fit.size < len(tokens):
-        logger.warning("Only %d of %d rows fit within %s.", fit.size, len(tokens), limits)
-    is_cut = limits.too_long(source, target, truncated=True)[fit].any()
-    tokens = tokens if fit.size == len(tokens) else tokens.select(fit)
-    if not is_cut:
-        return tokens
-    key = hashlib.sha256(f"{key} {limits!r}".encode()).hexdigest()
-    return map_to_file(tokens, limits.truncate, encoding.features, key, folder, desc="Truncating")
-
-
-def source_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the attention mask of a batch, int64 [B, S]; all ones if it has none, as models assume."""
-    mask = batch.get("attention_mask")
-    return torch.ones_like(batch["input_ids"]) if mask is None else mask
 
 
 class TokenBudgetBatchSampler(Sampler[list[int]]):
@@ -619,65 +341,3 @@ class TokenBudgetStream(torch.utils.data.IterableDataset[list[Example]]):
             yield from self._one_pass(epoch=epoch)
             if self.rank == 0 and self.report is not None and self.report.left_out:
                 logger.warning("Pass %d over the stream has ended: %s.", epoch + 1, str(self.report))
-
-
-@dataclass(frozen=True)
-class Seq2SeqCollator:
-    """Pad rows on the right to a batch.
-
-    Also makes the decoder's input, because label smoothing removes the labels before the model is called.
-
-    Args:
-        pad_token_id: pads `input_ids` and `decoder_input_ids`; labels are padded with -100.
-        decoder_start_token_id: first token of every decoder input; the labels follow, shifted by one.
-        pad_to_multiple_of: round S and T up to a multiple of this, for kernels that prefer it.
-
-    Returns:
-        From rows with `input_ids` and `labels` (other columns are ignored), int64 tensors: `input_ids` and
-        `attention_mask` [B, S], `labels` and `decoder_input_ids` [B, T].
-    """
-
-    pad_token_id: int
-    decoder_start_token_id: int
-    pad_to_multiple_of: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.pad_to_multiple_of is not None and self.pad_to_multiple_of < 1:
-            raise ValueError(f"pad_to_multiple_of={self.pad_to_multiple_of} must be at least 1")
-
-    def __call__(self, examples: Sequence[Example]) -> dict[str, torch.Tensor]:
-        """Pad a batch."""
-        multiple = self.pad_to_multiple_of or 1
-        input_ids, attention_mask = pad([row["input_ids"] for row in examples], self.pad_token_id, multiple)
-        labels, _ = pad([row["labels"] for row in examples], IGNORED_LABEL, multiple)
-        decoder_input_ids = np.full_like(labels, self.decoder_start_token_id)
-        decoder_input_ids[:, 1:] = np.where(labels == IGNORED_LABEL, self.pad_token_id, labels)[:, :-1]
-        arrays = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "labels": labels,
-            "decoder_input_ids": decoder_input_ids,
-        }
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-
-def pad_rows(rows: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict[str, npt.NDArray[np.int64]]:
-    """Return padded `input_ids`, `attention_mask` and, if rows have them, `token_type_ids` [B, S]."""
-    input_ids, attention_mask = pad([row["input_ids"] for row in rows], pad_token_id)
-    padded = {"input_ids": input_ids, "attention_mask": attention_mask}
-    if "token_type_ids" in rows[0]:
-        padded["token_type_ids"], _ = pad([row["token_type_ids"] for row in rows], 0)
-    return padded
-
-
-def pad(
-    sequences: Sequence[Any], filler: int, pad_to_multiple_of: int = 1
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return sequences padded on the right, [B, S], and their mask."""
-    longest = max(len(sequence) for sequence in sequences)
-    shape = (len(sequences), -(-longest // pad_to_multiple_of) * pad_to_multiple_of)
-    padded, mask = np.full(shape, filler, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-    for row, sequence in enumerate(sequences):
-        padded[row, : len(sequence)] = sequence
-        mask[row, : len(sequence)] = 1
-    return padded, mask

@@ -18,7 +18,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from vaswani.data.batching import Seq2SeqCollator, check_encodes, token_lengths
+from vaswani.data.collation import Seq2SeqCollator
+from vaswani.data.pair_tokens import check_encodes, token_lengths
 from vaswani.data.sources.corpus import Corpus
 from vaswani.data.sources.row_report import RowReport
 from vaswani.data.text_codec import has_one_vocabulary

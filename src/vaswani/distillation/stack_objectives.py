@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from vaswani.data.batching import IGNORED_LABEL
+from vaswani.data.collation import IGNORED_LABEL
 from vaswani.distillation.arguments import DistillationObjectives
 from vaswani.distillation.losses import DIVERGENCES, soft_target_loss
 from vaswani.distillation.mixture import LossMixture, Side

@@ -17,7 +17,7 @@ from accelerate import PartialState
 from datasets import Dataset, concatenate_datasets
 from transformers import PreTrainedModel
 
-from vaswani.data.batching import IGNORED_LABEL
+from vaswani.data.collation import IGNORED_LABEL
 from vaswani.data.given_tokenizers import prepare_for_classification
 from vaswani.data.labels.labelled_tokens import tokenize_labelled
 from vaswani.data.sources.corpus import Corpus, load_corpus

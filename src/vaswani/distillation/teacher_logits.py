@@ -25,13 +25,9 @@ import numpy.typing as npt
 import torch
 from datasets import Dataset
 
-from vaswani.data.batching import (
-    IGNORED_LABEL,
-    Example,
-    Integers,
-    TokenBudgetBatchSampler,
-    token_lengths,
-)
+from vaswani.data.batching import TokenBudgetBatchSampler
+from vaswani.data.collation import IGNORED_LABEL, Example
+from vaswani.data.pair_tokens import Integers, token_lengths
 from vaswani.distillation.output_cache import HEADER_SIZE, OutputCache
 from vaswani.errors import UserError
 

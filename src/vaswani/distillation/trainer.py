@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from vaswani.data.batching import IGNORED_LABEL, source_mask
+from vaswani.data.collation import IGNORED_LABEL, source_mask
 from vaswani.distillation.arguments import DistillationObjectives
 from vaswani.distillation.losses import DIVERGENCES, soft_target_loss
 from vaswani.distillation.mixture import LossMixture, Side

@@ -19,7 +19,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from transformers import EvalPrediction, PreTrainedTokenizerBase
 
-from vaswani.data.batching import IGNORED_LABEL
+from vaswani.data.collation import IGNORED_LABEL
 from vaswani.data.text.scripts import HAN, KANA, SOUTHEAST
 from vaswani.data.text.sentences import sentences_of
 from vaswani.data.text_codec import TextCodec

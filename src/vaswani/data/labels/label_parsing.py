@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from vaswani.data.batching import IGNORED_LABEL
+from vaswani.data.collation import IGNORED_LABEL
 from vaswani.data.sources.reading import shown
 
 TASKS = ("classification", "multi_label", "regression", "tagging")

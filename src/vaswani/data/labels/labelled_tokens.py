@@ -17,7 +17,7 @@ import torch
 from datasets import Dataset
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-from vaswani.data.batching import IGNORED_LABEL, pad, pad_rows
+from vaswani.data.collation import IGNORED_LABEL, pad, pad_rows
 from vaswani.data.sources.row_report import RowReport
 from vaswani.data.text_codec import TextCodec, exclusive, text_options
 from vaswani.errors import UserError

@@ -21,7 +21,7 @@ import torch
 from datasets import Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
 
-from vaswani.data.batching import pad_rows
+from vaswani.data.collation import pad_rows
 from vaswani.data.text_codec import exclusive, text_options
 from vaswani.errors import UserError
 

@@ -19,7 +19,7 @@ import numpy as np
 from datasets import Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
 
-from vaswani.data.batching import IGNORED_LABEL
+from vaswani.data.collation import IGNORED_LABEL
 from vaswani.data.sources import reading
 from vaswani.data.sources.corpus import Corpus, load_in_memory
 from vaswani.data.sources.corpus_spec import SPLITS, BaseCorpusSpec

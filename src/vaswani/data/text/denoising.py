@@ -20,7 +20,7 @@ from datasets import Value
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
-from vaswani.data.batching import Example, Seq2SeqCollator
+from vaswani.data.collation import Example, Seq2SeqCollator
 from vaswani.data.text.row_noise import RowNoise
 from vaswani.data.text_codec import Frame, TextCodec
 from vaswani.data.tokenization import MASK_TOKEN

@@ -22,7 +22,7 @@ import regex
 from datasets import Features, List, Value
 from transformers import PreTrainedTokenizerBase
 
-from vaswani.data.batching import Example
+from vaswani.data.collation import Example
 from vaswani.data.text.denoising import LENGTHS, Integers, frames
 from vaswani.data.text.scripts import HAN, KANA
 from vaswani.data.text.sequences import TOKENS, Document, SequenceBuilder

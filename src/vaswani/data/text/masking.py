@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from vaswani.data.batching import IGNORED_LABEL, Example, pad
+from vaswani.data.collation import IGNORED_LABEL, Example, pad
 from vaswani.data.text.row_noise import RowNoise
 from vaswani.errors import UserError
 

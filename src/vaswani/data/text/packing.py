@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from vaswani.data.batching import IGNORED_LABEL, Example, pad
+from vaswani.data.collation import IGNORED_LABEL, Example, pad
 
 
 @dataclass(frozen=True)

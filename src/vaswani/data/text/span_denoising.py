@@ -19,7 +19,7 @@ import numpy as np
 from datasets import Features
 from transformers import PreTrainedTokenizerBase
 
-from vaswani.data.batching import Example
+from vaswani.data.collation import Example
 from vaswani.data.text.denoising import LENGTHS, Integers, frames
 from vaswani.data.text.sequences import TOKENS, Document, Flags, SequenceBuilder
 

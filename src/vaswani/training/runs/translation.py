@@ -19,10 +19,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from vaswani.data.batching import Seq2SeqCollator, tokenize_corpus, unknown_share
 from vaswani.data.bpe_dropout import BpeDropout, PairSplitter, check_bpe_dropout
+from vaswani.data.collation import Seq2SeqCollator
 from vaswani.data.evenly_spread import at_most, evenly_spread
 from vaswani.data.given_tokenizers import prepare_for_pairs, special_tokens, vocabulary_size
+from vaswani.data.pair_tokens import tokenize_corpus, unknown_share
 from vaswani.data.sources.corpus import Corpus
 from vaswani.data.text_codec import Side, TextCodec, for_languages, has_one_vocabulary
 from vaswani.data.tokenization import check_tags, check_vocab_size, load_tokenizers

@@ -31,8 +31,9 @@ from transformers.trainer_utils import (
     rotate_checkpoints,
 )
 
-from vaswani.data.batching import IGNORED_LABEL, TokenBudgetBatchSampler, TokenBudgetStream
+from vaswani.data.batching import TokenBudgetBatchSampler, TokenBudgetStream
 from vaswani.data.bpe_dropout import BpeDropoutDataset, PairSplitter
+from vaswani.data.collation import IGNORED_LABEL
 from vaswani.data.sources.row_report import RowReport
 from vaswani.errors import StoppedError
 from vaswani.files.run_files import HISTORY

@@ -14,7 +14,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedConfig
 
-from vaswani.data.batching import IGNORED_LABEL
+from vaswani.data.collation import IGNORED_LABEL
 from vaswani.errors import UserError
 from vaswani.kernels.projected_loss import TokenLoss
 from vaswani.training.trainer.loss_means import LossMeans

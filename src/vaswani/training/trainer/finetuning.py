@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from accelerate.utils import send_to_device
 
-from vaswani.data.batching import IGNORED_LABEL
+from vaswani.data.collation import IGNORED_LABEL
 from vaswani.model.losses import linear_cross_entropy
 from vaswani.training.config.finetuning_arguments import FinetuningTrainingArguments
 from vaswani.training.trainer.adapted import base_model

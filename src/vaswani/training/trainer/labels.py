@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-from vaswani.data.batching import IGNORED_LABEL
+from vaswani.data.collation import IGNORED_LABEL
 from vaswani.errors import UserError, listing
 from vaswani.evaluation.label_metrics import (
     ClassificationMetric,

@@ -12,7 +12,7 @@ import torch
 from accelerate import Accelerator
 from transformers import TrainerCallback
 
-from vaswani.data.batching import IGNORED_LABEL
+from vaswani.data.collation import IGNORED_LABEL
 from vaswani.insight.arithmetic.calibration import matrix_peak
 from vaswani.insight.arithmetic.flops import (
     FORWARD_AND_BACKWARD,

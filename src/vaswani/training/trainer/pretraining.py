@@ -17,7 +17,7 @@ from accelerate.utils import send_to_device
 from torch.nn.functional import cross_entropy, pad
 from transformers import PreTrainedModel
 
-from vaswani.data.batching import IGNORED_LABEL
+from vaswani.data.collation import IGNORED_LABEL
 from vaswani.data.text.sequences import boundary_token_ids
 from vaswani.data.tokenization import bytes_in_front, bytes_of_tokens
 from vaswani.training.trainer.adapted import base_model

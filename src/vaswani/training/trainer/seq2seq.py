@@ -15,7 +15,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase, Seq2SeqTrain
 from transformers.generation.configuration_utils import METADATA_FIELDS
 from transformers.trainer_utils import PredictionOutput
 
-from vaswani.data.batching import source_mask
+from vaswani.data.collation import source_mask
 from vaswani.data.tokenization import save_tokenizers
 from vaswani.errors import UserError
 from vaswani.evaluation.text_metrics import TextMetrics
