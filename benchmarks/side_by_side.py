@@ -21,7 +21,7 @@ from vaswani.data.pair_tokens import tokenize_corpus
 from vaswani.data.sources.corpus import load_corpus
 from vaswani.data.sources.corpus_spec import CorpusSpec
 from vaswani.data.tokenization import train_tokenizer
-from vaswani.training.config.arguments import TrainingArguments
+from vaswani.training.config.training_arguments import TrainingArguments
 from vaswani.training.trainer.seq2seq import Trainer
 
 ROWS = 30_000  # of the corpus, at most

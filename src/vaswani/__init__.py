@@ -52,7 +52,7 @@ if TYPE_CHECKING:
         VaswaniForTokenClassification,
     )
     from vaswani.model.stacks import VaswaniPreTrainedModel
-    from vaswani.training.config.arguments import TrainingArguments
+    from vaswani.training.config.training_arguments import TrainingArguments
     from vaswani.training.trainer.seq2seq import Trainer
 
 __version__ = "0.1.0"
@@ -124,7 +124,7 @@ _MODULES = {
     ],
     "inference.embed.scalar_mix": ["ScalarMix"],
     "model.stacks": ["VaswaniPreTrainedModel"],
-    "training.config.arguments": ["TrainingArguments"],
+    "training.config.training_arguments": ["TrainingArguments"],
     "training.trainer.seq2seq": ["Trainer"],
 }
 _PLACES = {name: f"vaswani.{module}" for module, names in _MODULES.items() for name in names}

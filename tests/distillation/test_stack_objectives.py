@@ -18,8 +18,8 @@ from vaswani import (
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.distillation.arguments import DistillationObjectives
 from vaswani.distillation.stack_objectives import LanguageModelObjective, TaskObjective
-from vaswani.training.config.arguments import BaseTrainingArguments
 from vaswani.training.config.finetuning_arguments import FinetuningTrainingArguments
+from vaswani.training.config.training_arguments import BaseTrainingArguments
 from vaswani.training.trainer.finetuning import FinetuningTrainer
 from vaswani.training.trainer.labels import TASKS
 from vaswani.training.trainer.pretraining import PretrainingTrainer

@@ -10,14 +10,10 @@ from transformers import PreTrainedConfig
 from vaswani import VaswaniConfig, VaswaniDecoderConfig, VaswaniEncoderConfig
 from vaswani.data.sources.corpus_spec import CorpusSpec
 from vaswani.errors import UserError
-from vaswani.training.config.arguments import (
-    DataArguments,
-    ModelArguments,
-    TrainingArguments,
-    names_of_dictionaries,
-)
+from vaswani.training.config.arguments import DataArguments, ModelArguments
 from vaswani.training.config.pretraining_arguments import DecoderArguments, EncoderArguments
 from vaswani.training.config.schedule import paper_peak_learning_rate
+from vaswani.training.config.training_arguments import TrainingArguments, names_of_dictionaries
 
 DERIVED_FROM_THE_DATA = {"vocab_size", "decoder_vocab_size", "token_type_vocab_size"}
 OF_THE_LIBRARY = {"use_cache", "is_encoder_decoder", "decoder_start_token_id"}
@@ -105,7 +101,7 @@ def test_the_library_reads_the_same_options_as_json():
 @pytest.mark.parametrize("package", ["tensorboard", "trackio"])
 def test_a_missing_reporting_package_is_named_with_its_remedy(package, monkeypatch):
     monkeypatch.setattr(
-        "vaswani.training.config.arguments.importlib.util.find_spec",
+        "vaswani.training.config.training_arguments.importlib.util.find_spec",
         lambda name: None if name == package else find_spec(name),
     )
     with pytest.raises(UserError, match=rf"report_to={package} .*pip install 'vaswani\[{package}\]'"):

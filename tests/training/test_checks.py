@@ -15,7 +15,7 @@ from tiny_runs import TINY_RUN, as_flags, resolved
 from vaswani import VaswaniConfig
 from vaswani.cli import run as run_command
 from vaswani.errors import RunError, UserError
-from vaswani.training.config.arguments import TrainingArguments
+from vaswani.training.config.training_arguments import TrainingArguments
 from vaswani.training.runs import base as base_run
 from vaswani.training.runs import checks
 from vaswani.training.runs.checks import check_attention_kernel, rehearse

@@ -251,7 +251,7 @@ def test_one_process_has_one_of_several_devices(options, monkeypatch):
     arguments = resolved(options).training
     arguments._n_gpu = 4  # as transformers counts them
     told = []
-    monkeypatch.setattr("vaswani.training.config.arguments.logger.warning_once", told.append)
+    monkeypatch.setattr("vaswani.training.config.training_arguments.logger.warning_once", told.append)
     assert arguments.n_gpu == 1
     assert arguments.train_batch_size == arguments.per_device_train_batch_size
     assert told[0] == "There are 4 GPUs, and one is used; --num_processes 4 uses all."

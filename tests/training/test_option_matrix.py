@@ -35,7 +35,7 @@ from vaswani.distillation.stack_arguments import (
 from vaswani.distillation.stack_run import CausalLMDistillation, MaskedLMDistillation, TaskRun
 from vaswani.errors import UserError
 from vaswani.training.config import config_file
-from vaswani.training.config.arguments import ContinuedRunConfig, RunConfig, TrainingArguments
+from vaswani.training.config.arguments import ContinuedRunConfig, RunConfig
 from vaswani.training.config.completion_arguments import CompletionConfig
 from vaswani.training.config.config_file import load_config
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
@@ -51,6 +51,7 @@ from vaswani.training.config.pretraining_arguments import (
     PretrainingConfig,
     SpanDenoisingConfig,
 )
+from vaswani.training.config.training_arguments import TrainingArguments
 from vaswani.training.runs.base import BaseRun
 from vaswani.training.runs.completion import CompletionRun
 from vaswani.training.runs.denoising import GapSentencesRun, SpanDenoisingRun

@@ -27,7 +27,7 @@ from vaswani.data.text.sequences import (
     make_sequences,
 )
 from vaswani.data.tokenization import byte_tokenizer, train_tokenizer
-from vaswani.training.config.arguments import BaseTrainingArguments
+from vaswani.training.config.training_arguments import BaseTrainingArguments
 from vaswani.training.runs.language_modelling import estimates
 from vaswani.training.trainer import pretraining as module
 from vaswani.training.trainer.pretraining import PretrainingTrainer

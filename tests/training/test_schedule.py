@@ -8,7 +8,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_inverse_sqrt_schedule, get_scheduler
 
 from vaswani.errors import UserError
-from vaswani.training.config.arguments import BaseTrainingArguments
 from vaswani.training.config.config_file import load_config
 from vaswani.training.config.schedule import (
     PlannedSchedule,
@@ -16,6 +15,7 @@ from vaswani.training.config.schedule import (
     inverse_sqrt_schedule,
     paper_peak_learning_rate,
 )
+from vaswani.training.config.training_arguments import BaseTrainingArguments
 
 
 def learning_rates(make_schedule, peak: float, steps: int) -> list[float]:

@@ -6,12 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from vaswani.distillation.arguments import FROM_TEACHER, DistillationArguments, DistillationObjectives
 from vaswani.errors import UserError
-from vaswani.training.config.arguments import (
-    BaseTrainingArguments,
-    CardArguments,
-    FamilyArguments,
-    FinetuningDefaults,
-)
+from vaswani.training.config.arguments import CardArguments, FamilyArguments
 from vaswani.training.config.finetuning_arguments import (
     FinetuningTrainingArguments,
     LabelledDataArguments,
@@ -25,6 +20,7 @@ from vaswani.training.config.pretraining_arguments import (
     PretrainingConfig,
     TextArguments,
 )
+from vaswani.training.config.training_arguments import BaseTrainingArguments, FinetuningDefaults
 
 
 @dataclass

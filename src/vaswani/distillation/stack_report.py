@@ -27,7 +27,7 @@ from vaswani.distillation.measuring import (
 from vaswani.distillation.report import conclusions, interval, percent
 from vaswani.evaluation.confidence import RESAMPLES, Estimate
 from vaswani.hub.plain_card import markdown_table
-from vaswani.training.config.arguments import LOWER_IS_BETTER as LOWER_METRICS
+from vaswani.training.config.training_arguments import LOWER_IS_BETTER as LOWER_METRICS
 
 LOWER_IS_BETTER = (*LOWER_METRICS, "bits_per_byte")
 Evaluate = Callable[[PreTrainedModel, Dataset], dict[str, Score]]

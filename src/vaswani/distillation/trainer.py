@@ -21,7 +21,7 @@ from vaswani.errors import UserError
 from vaswani.kernels.projected_loss import TokenLoss
 from vaswani.model.losses import token_loss_function
 from vaswani.model.modeling_vaswani import shift_tokens_right
-from vaswani.training.config.arguments import TrainingArguments
+from vaswani.training.config.training_arguments import TrainingArguments
 from vaswani.training.trainer.adapted import base_model
 from vaswani.training.trainer.objective import Count
 from vaswani.training.trainer.seq2seq import Trainer

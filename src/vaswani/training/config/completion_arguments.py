@@ -7,13 +7,12 @@ from typing import ClassVar, Literal
 from vaswani.data.text.completions import ChatSpec, CompletionSpec
 from vaswani.training.config.arguments import (
     AdapterArguments,
-    BaseTrainingArguments,
     CardArguments,
     FamilyArguments,
-    FinetuningDefaults,
     GivenModelArguments,
 )
 from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, BaseConfig, Section, option, redefault
+from vaswani.training.config.training_arguments import BaseTrainingArguments, FinetuningDefaults
 
 
 @dataclass

@@ -6,16 +6,12 @@ from typing import Any, ClassVar, Literal
 
 from vaswani.data.labels.labelled import LabelledSpec
 from vaswani.errors import UserError
-from vaswani.training.config.arguments import (
-    AdapterArguments,
-    BaseTrainingArguments,
-    CardArguments,
-    FinetuningDefaults,
-)
+from vaswani.training.config.arguments import AdapterArguments, CardArguments
 from vaswani.training.config.completion_arguments import CompletionConfig
 from vaswani.training.config.flags import check_choice
 from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, BaseConfig, Section, option
 from vaswani.training.config.question_arguments import QuestionAnsweringConfig, QuestionModelArguments
+from vaswani.training.config.training_arguments import BaseTrainingArguments, FinetuningDefaults
 from vaswani.training.trainer.labels import TASKS
 
 # Tasks that do not label texts or words, and have their own sections.

@@ -22,7 +22,7 @@ from vaswani.errors import UserError
 from vaswani.files.run_files import HISTORY
 
 if TYPE_CHECKING:
-    from vaswani.training.config.arguments import BaseTrainingArguments
+    from vaswani.training.config.training_arguments import BaseTrainingArguments
 
 Part = TypeVar("Part")
 

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Literal
 
 from vaswani.data.sources.corpus_spec import TextCorpusSpec
 from vaswani.training.config.arguments import (
-    BaseTrainingArguments,
     CardArguments,
     DataArguments,
     FamilyArguments,
@@ -28,6 +27,7 @@ from vaswani.training.config.options import (
     option,
     redefault,
 )
+from vaswani.training.config.training_arguments import BaseTrainingArguments
 
 SHORTEST_SEQUENCE = 8  # tokens
 OF_ONE_STACK = "masked trains an encoder, as BERT; causal trains a decoder, as GPT."

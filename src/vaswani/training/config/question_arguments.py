@@ -9,13 +9,12 @@ from vaswani.data.questions.windows import WindowLengths
 from vaswani.evaluation.answer_metrics import AnswerMetric
 from vaswani.training.config.arguments import (
     AdapterArguments,
-    BaseTrainingArguments,
     CardArguments,
     FamilyArguments,
-    FinetuningDefaults,
     GivenModelArguments,
 )
 from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, BaseConfig, Section, option, redefault
+from vaswani.training.config.training_arguments import BaseTrainingArguments, FinetuningDefaults
 
 
 @dataclass

@@ -20,8 +20,8 @@ from transformers.utils import is_liger_kernel_available
 from vaswani.errors import UserError, one_line
 from vaswani.hub.card import check_repo_name
 from vaswani.model.configuration_vaswani import VaswaniEncoderConfig
-from vaswani.training.config.arguments import BaseTrainingArguments
 from vaswani.training.config.options import BaseConfig
+from vaswani.training.config.training_arguments import BaseTrainingArguments
 
 STEPS = 100
 OF_THE_LIBRARY = ("every_n_layers", "offload")  # checkpointing options of transformers, not torch

@@ -12,7 +12,7 @@ from vaswani.errors import UserError
 from vaswani.files.json_files import read_object
 from vaswani.files.run_files import MANIFEST, checkpoints
 from vaswani.hub.hashes import check_whole
-from vaswani.training.config.arguments import LOWER_IS_BETTER
+from vaswani.training.config.training_arguments import LOWER_IS_BETTER
 
 PREFIX = "eval_"
 COSTS = ("runtime", "per_second", "model_preparation_time")  # logged with an evaluation, but not metrics

@@ -38,9 +38,9 @@ from vaswani.data.sources.row_report import RowReport
 from vaswani.errors import StoppedError
 from vaswani.files.run_files import HISTORY
 from vaswani.hub.hashes import forget_hashes, write_hashes
-from vaswani.training.config.arguments import BaseTrainingArguments
 from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, library_defaults
 from vaswani.training.config.schedule import check_finite, check_warmup, inverse_sqrt_schedule
+from vaswani.training.config.training_arguments import BaseTrainingArguments
 from vaswani.training.trainer.adapted import describe_adapted
 from vaswani.training.trainer.callbacks import LogAtCheckpoints, ResumedRun, StopOnSignal
 from vaswani.training.trainer.checkpoints import (

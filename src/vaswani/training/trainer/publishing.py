@@ -28,8 +28,8 @@ from vaswani.hub.hashes import HASHES
 from vaswani.hub.push import PUSHED, allowed_files, code_files, push_folder
 from vaswani.hub.run_metadata import RunMetadata, read_run_metadata
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
-from vaswani.training.config.arguments import JSON_FILES
 from vaswani.training.config.options import training_settings
+from vaswani.training.config.training_arguments import JSON_FILES
 from vaswani.training.trainer.checkpoints import read_manifest
 
 if TYPE_CHECKING:

@@ -22,13 +22,13 @@ from transformers.utils import logging
 
 from vaswani.errors import UserError
 from vaswani.files.run_files import HISTORY, SETTINGS_FILE
-from vaswani.training.config.arguments import BaseTrainingArguments
 from vaswani.training.config.options import (
     default_settings,
     library_defaults,
     training_settings,
     with_present_names,
 )
+from vaswani.training.config.training_arguments import BaseTrainingArguments
 from vaswani.training.trainer.checkpoints import read_manifest
 
 if TYPE_CHECKING:

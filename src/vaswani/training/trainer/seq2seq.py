@@ -22,7 +22,7 @@ from vaswani.evaluation.text_metrics import TextMetrics
 from vaswani.inference.decoding import EXTRA_LENGTH, GNMTLengthPenalty, LengthLimits, position_limit
 from vaswani.kernels.projected_loss import TokenLoss
 from vaswani.model.losses import token_loss_function
-from vaswani.training.config.arguments import TrainingArguments
+from vaswani.training.config.training_arguments import TrainingArguments
 from vaswani.training.trainer.adapted import base_model
 from vaswani.training.trainer.base import BaseTrainer, lengths_of
 from vaswani.training.trainer.consistency import PASSES, check_passes_differ, consistency_loss, twice
