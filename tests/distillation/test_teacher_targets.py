@@ -18,7 +18,8 @@ from vaswani.distillation.teacher_targets import (
     with_teacher_targets,
 )
 from vaswani.errors import UserError
-from vaswani.inference.translate.translation import Hypothesis, Translation, Translator
+from vaswani.inference.translate.results import Hypothesis, Translation
+from vaswani.inference.translate.translation import Translator
 
 SOURCES = [*toy_sources(18, seed=-1), "", *toy_sources(6, seed=-2)]
 

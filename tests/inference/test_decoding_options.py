@@ -41,9 +41,9 @@ def outputs_of(translator: Translator, sentences: list[str] = SENTENCES, **optio
     """The best output of the engine for each sentence, alone in its batch."""
     found = []
     for sentence in sentences:
-        (source,) = translator._sources.token_ids([sentence])
-        demands = [translator._demands(Line(sentence), EncodedText(source), 0)]
-        limits = [translator._limit(len(source))]
+        (source,) = translator.sides.sources.token_ids([sentence])
+        demands = [translator.constraints.demands(Line(sentence), EncodedText(source), 0)]
+        limits = [translator.constraints.limit(len(source))]
         found += translator.engine.search(
             [source], limits, translator.options, start_options={}, demands=demands, **options
         )
@@ -103,7 +103,7 @@ def test_the_narrowest_sampling_is_greedy_search(kind: str, options: dict[str, f
 @BOTH
 def test_tokens_are_drawn_with_their_probabilities(kind: str) -> None:
     translator = translator_of(kind, temperature=0.7, top_k=5, top_p=0.9, max_length=1)
-    (source,) = translator._sources.token_ids(["one two"])
+    (source,) = translator.sides.sources.token_ids(["one two"])
     (samples,) = translator.engine.search([source], [1], translator.options, start_options={}, n_best=3000)
     counts = Counter(sample.token_ids[0] for sample in samples)
     start = translator.model.generation_config.decoder_start_token_id
@@ -198,7 +198,7 @@ def test_a_least_length_is_the_librarys(kind: str, num_beams: int) -> None:
 def test_a_least_length_holds_beyond_50_tokens_more_than_the_source(least: dict[str, Any]) -> None:
     translator = translator_of("marian", num_beams=1, max_length=80, **least)
     (output,) = outputs_of(translator, ["one"])
-    assert len(translator._sources.token_ids(["one"])[0]) == 2
+    assert len(translator.sides.sources.token_ids(["one"])[0]) == 2
     assert len(output.token_ids) == 70
 
 
@@ -216,7 +216,7 @@ def test_a_least_length_beyond_the_models_positions_is_refused() -> None:
 def test_ratios_bound_each_translation_by_its_own_source(kind: str, options: dict[str, Any]) -> None:
     sentences = ["one", "one two three four", *SENTENCES]
     translator = translator_of(kind, min_length_ratio=1.5, max_length_ratio=2.0, max_length=60, **options)
-    sources = translator._sources.token_ids(sentences)
+    sources = translator.sides.sources.token_ids(sentences)
     lengths = [len(output.token_ids) for output in outputs_of(translator, sentences)]
     for source, length in zip(sources, lengths, strict=True):
         assert -(-3 * len(source) // 2) <= length <= 2 * len(source)
@@ -230,7 +230,7 @@ def test_ratios_bound_each_translation_by_its_own_source(kind: str, options: dic
 
 def test_where_limits_conflict_for_a_source_the_maximum_applies() -> None:
     translator = translator_of("marian", min_length=9, max_length_ratio=2.0)
-    sources = [len(ids) for ids in translator._sources.token_ids(["one", "one two three"])]
+    sources = [len(ids) for ids in translator.sides.sources.token_ids(["one", "one two three"])]
     assert 2 * sources[0] < 9
     assert [translator.lengths.least(length) for length in sources] == [
         min(9, 2 * length) for length in sources
@@ -386,7 +386,7 @@ def test_coverage_of_each_model_of_the_library(kind: str, tmp_path: Path) -> Non
         scores = [hypothesis.score for hypothesis in one.hypotheses]
         assert scores == sorted(scores, reverse=True)
         assert sum(scores) < sum(hypothesis.score for hypothesis in other.hypotheses)
-    ids = translator._sources.token_ids(sentences)
+    ids = translator.sides.sources.token_ids(sentences)
     source = torch.tensor(ids[:1])
     weights = cross_attention(translator.model, source, torch.ones_like(source), torch.tensor([[5, 6, 7, 8]]))
     assert weights.shape == (1, 3, len(ids[0]))

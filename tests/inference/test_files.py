@@ -8,7 +8,8 @@ import pytest
 
 from toy_translation import toy_model, toy_tokenizer
 from vaswani.inference.translate.files import LineReport, translate_lines
-from vaswani.inference.translate.translation import Hypothesis, Translation, Translator
+from vaswani.inference.translate.results import Hypothesis, Translation
+from vaswani.inference.translate.translation import Translator
 
 
 @pytest.fixture

@@ -32,7 +32,8 @@ from vaswani.errors import RunError, UserError
 from vaswani.inference.batches import buffers
 from vaswani.inference.decoding import GNMTLengthPenalty
 from vaswani.inference.translate.engine import Output
-from vaswani.inference.translate.translation import Hypothesis, Translation, Translator
+from vaswani.inference.translate.results import Hypothesis, Translation
+from vaswani.inference.translate.translation import Translator
 
 EOS = 2
 SENTENCES = [

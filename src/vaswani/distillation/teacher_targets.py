@@ -14,7 +14,8 @@ from datasets import Dataset, concatenate_datasets
 
 from vaswani.data.sources.corpus_spec import TEXT_FEATURES
 from vaswani.distillation.output_cache import OutputCache, fingerprint_config, fingerprint_tokenizer
-from vaswani.inference.translate.translation import Translation, Translator
+from vaswani.inference.translate.results import Translation
+from vaswani.inference.translate.translation import Translator
 
 
 class TeacherTarget(NamedTuple):

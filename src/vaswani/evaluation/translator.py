@@ -12,7 +12,8 @@ import numpy as np
 from vaswani.errors import UserError
 from vaswani.evaluation.confidence import Estimate
 from vaswani.evaluation.summary import score_fields, speed_line
-from vaswani.inference.translate.translation import Translation, Translator
+from vaswani.inference.translate.results import Translation
+from vaswani.inference.translate.translation import Translator
 
 Scorer = Callable[[list[str], list[str]], tuple[dict[str, float], dict[str, str]]]
 Resampler = Callable[[list[str], list[str]], dict[str, np.ndarray]]

@@ -14,7 +14,8 @@ from vaswani.errors import UserError
 from vaswani.inference.batches import BUFFERED_TEXTS
 from vaswani.inference.inputs import LineReport, TextLines, Texts
 from vaswani.inference.translate.phrases import Line
-from vaswani.inference.translate.translation import Translation, Translator
+from vaswani.inference.translate.results import Translation
+from vaswani.inference.translate.translation import Translator
 
 
 def translate_lines(

@@ -15,20 +15,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from itertools import chain, zip_longest
+from dataclasses import fields, replace
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from vaswani.data.text_codec import TextCodec
 from vaswani.errors import RunError, UserError, check_positive
-from vaswani.inference.align.words import Words, words_of_texts
-from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, checked, listed, within_memory
-from vaswani.inference.required_phrases import Phrase, tokens_needed
+from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, checked, listed
 from vaswani.inference.sides import EncodedText, Sides, TooLong
-from vaswani.inference.translate.engine import Demands, Engine, Output, SearchOptions
+from vaswani.inference.translate.constraints import Constraints
+from vaswani.inference.translate.engine import Engine, SearchOptions
 from vaswani.inference.translate.engines import (
     EngineName,
     EnsembleOptions,
@@ -37,70 +37,16 @@ from vaswani.inference.translate.engines import (
     load_ensemble,
 )
 from vaswani.inference.translate.lengths import TargetLengths
-from vaswani.inference.translate.phrases import (
-    Line,
-    banned_spellings,
-    check_phrases,
-    find_spelling,
-    prefix_tokens,
-    required_phrase,
-)
+from vaswani.inference.translate.phrases import Line, banned_spellings, check_phrases, prefix_tokens
+from vaswani.inference.translate.results import Translation
+from vaswani.inference.translate.row_search import Request, Row, RowSearch
 from vaswani.inference.translate.torch_engine import TorchEngine
 from vaswani.inference.translate.unknown_words import UnknownWords
-from vaswani.inference.translate.word_alignment import WordAlignment, word_alignment
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _MISSING: Any = object()
-_MOST_SPELLINGS = 200  # of banned phrases, found in outputs of a sentence and then suppressed
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """One translation of a sentence.
-
-    Args:
-        text: the translation, without special tokens.
-        complete: whether it ends with `</s>`, and not at the length limit.
-        score: ranks hypotheses: `log_prob` / lp(Y); None without scores.
-        log_prob: log P(Y|X), the sum of the natural log-probabilities of the tokens and `</s>`; or None.
-        alignment: pairs of a source word and a word of the translation, both counted from 0; None without
-            `alignments`, or if the words are not known (see `word_alignment`).
-    """
-
-    text: str
-    complete: bool
-    score: float | None = None
-    log_prob: float | None = None
-    alignment: WordAlignment | None = None
-
-
-@dataclass(frozen=True)
-class Translation:
-    """The result for one sentence.
-
-    Args:
-        source: the sentence.
-        hypotheses: hypotheses, best first; empty for an empty sentence or one with a problem.
-        problem: why the sentence could not be translated; None if it could.
-        source_cut_off: whether the sentence was truncated.
-    """
-
-    source: str
-    hypotheses: tuple[Hypothesis, ...] = ()
-    problem: str | None = None
-    source_cut_off: bool = False
-
-    @property
-    def text(self) -> str:
-        """The best hypothesis, or an empty text if there is none."""
-        return self.hypotheses[0].text if self.hypotheses else ""
-
-    @property
-    def cut_off(self) -> bool:
-        """Whether the best hypothesis ends at the length limit."""
-        return any(not best.complete for best in self.hypotheses[:1])
 
 
 class Translator:
@@ -155,7 +101,8 @@ class Translator:
         **options: Any,
     ):
         check_positive(max_tokens_per_batch=max_tokens_per_batch)
-        self.lengths, self.options = _lengths_and_search(options)
+        self.max_tokens_per_batch = max_tokens_per_batch
+        self.lengths, search = _lengths_and_search(options)
         self.banned_phrases, self.required_phrases = check_phrases(banned_phrases, required_phrases)
         self.engine = model if isinstance(model, Engine) else TorchEngine(model)
         self.sides = Sides(
@@ -169,40 +116,28 @@ class Translator:
             target_language=target_language,
             source_prefix=source_prefix,
         )
-        self.start_options = self.sides.start_options
-        self._sources, self._targets = self.sides.sources, self.sides.targets
-        self.source_tokenizer, self.target_tokenizer = self._sources.tokenizer, self._targets.tokenizer
+        self.start_options, targets = self.sides.start_options, self.sides.targets
+        self.source_tokenizer, self.target_tokenizer = self.sides.sources.tokenizer, targets.tokenizer
         _check_special_tokens(self.engine)
-        self.max_length = min(
-            self.lengths.max_length, self.engine.target_positions or self.lengths.max_length
+        self.constraints = Constraints(
+            self.engine, self.sides, self.lengths, self.banned_phrases, self.required_phrases
         )
-        if (self.lengths.min_length or 0) > self.max_length:
-            raise UserError(
-                f"min_length={self.lengths.min_length} is more than the {self.max_length} positions of the "
-                "model; lower it"
-            )
-        self.max_tokens_per_batch = max_tokens_per_batch
         self.engine.check_texts(
             required_phrases=self.required_phrases,
             banned_phrases=self.banned_phrases,
             replace_unknown=replace_unknown,
             alignments=alignments,
         )
-        self._forced_tokens = self._count_forced_tokens()
-        suppressed = banned_spellings(self._targets, self.banned_phrases)
-        if alignments and replace_unknown:
-            raise UserError(
-                "alignments and replace_unknown exclude each other, because a word that replaces an unknown "
-                "one is not aligned; give one of them"
-            )
-        self._unknown_words = self._checked_unknown_words() if replace_unknown else None
-        if alignments:
-            self.options = replace(self.options, attention_of="all")
-        sequences = dict.fromkeys((*self.options.suppress_sequences, *suppressed))
-        self.options = replace(self.options, suppress_sequences=tuple(sequences))
-        self._spellings: dict[str, Phrase] = {}
-        self._check_room(self.required_phrases)
+        suppressed = (*search.suppress_sequences, *banned_spellings(targets, self.banned_phrases))
+        self.options = replace(
+            search,
+            attention_of=_attention_needed(targets, search, alignments, replace_unknown),
+            suppress_sequences=tuple(dict.fromkeys(suppressed)),
+        )
+        self.constraints.spellings(self.required_phrases)  # raises if they do not fit into the limits
         self.engine.check(self.options, self.start_options)
+        self._unknown_words = UnknownWords(targets) if replace_unknown else None
+        self._search = RowSearch(self.engine, self.sides, self.constraints, self.options, self._unknown_words)
 
     @classmethod
     def from_pretrained(
@@ -265,6 +200,11 @@ class Translator:
         return self.sides.max_source_length
 
     @property
+    def max_length(self) -> int:
+        """Maximum tokens of a translation."""
+        return self.constraints.max_length
+
+    @property
     def model(self) -> Any:
         """The model of a `TorchEngine`."""
         return cast(TorchEngine, self.engine).model
@@ -321,9 +261,9 @@ class Translator:
                 f"coverage_penalty={beta} ranks the samples of a sentence, and n_best=1; raise n_best, or "
                 "leave it out"
             )
-        asked = _Asked(n_best, with_scores, progress or (lambda count: None))
         lines = _lines(checked(sentences, (str, Line)), prefixes, required)
-        return chain.from_iterable(self._translate_buffers(buffers(lines, buffer_size), asked))
+        done = progress or (lambda count: None)
+        return self._translate_buffers(buffers(lines, buffer_size), Request(n_best, with_scores), done)
 
     def stream(
         self, sentence: str, *, prefix: str = "", required: Sequence[str] = (), number: int = 0
@@ -353,13 +293,13 @@ class Translator:
         encoded = self._encode([line], [0])
         if not encoded:
             return self._pieces(iter([self._ends()[0]]))
-        row = _Row(line, encoded[0].token_ids, self._demands(line, encoded[0], number))
+        token_ids = encoded[0].token_ids
         tokens = self.engine.stream(
-            row.token_ids,
-            self._limit(len(row.token_ids)),
+            token_ids,
+            self.constraints.limit(len(token_ids)),
             self.options,
             start_options=self.start_options,
-            demands=row.demands,
+            demands=self.constraints.demands(line, encoded[0], number),
         )
         return self._pieces(tokens)
 
@@ -393,12 +333,12 @@ class Translator:
         written = ""
         for token in tokens:
             found.append(token)
-            (text,) = self._targets.decode([found])
+            (text,) = self.sides.targets.decode([found])
             complete = text[: text.rfind(" ") + 1]
             if complete.startswith(written) and complete != written:
                 yield complete[len(written) :]
                 written = complete
-        (text,) = self._targets.decode([found])
+        (text,) = self.sides.targets.decode([found])
         if not text.startswith(written):
             raise RunError(f"the tokenizer has changed the text {written!r}, which is given, to {text!r}")
         if text != written:
@@ -407,39 +347,43 @@ class Translator:
 
     def prefix_tokens(self, prefix: str) -> tuple[int, ...]:
         """Return the tokens of a text that translations can begin with, or raise a UserError."""
-        return prefix_tokens(self._targets, prefix, self.banned_phrases)
+        return prefix_tokens(self.sides.targets, prefix, self.banned_phrases)
 
-    def _translate_buffers(self, lines: Iterable[list[Line]], asked: _Asked) -> Iterator[list[Translation]]:
+    def _translate_buffers(
+        self, lines: Iterable[list[Line]], request: Request, done: Callable[[int], object]
+    ) -> Iterator[Translation]:
         start = 0
         for buffer in lines:
-            yield self._translate_buffer(buffer, start, asked)
+            yield from self._translate_buffer(buffer, start, request, done)
             start += len(buffer)
 
-    def _translate_buffer(self, lines: list[Line], start: int, asked: _Asked) -> list[Translation]:
+    def _translate_buffer(
+        self, lines: list[Line], start: int, request: Request, done: Callable[[int], object]
+    ) -> list[Translation]:
         """Translate the sentences of a buffer; its first sentence is number `start` of the stream."""
         translations = [Translation(line.sentence) for line in lines]
         for line in lines:
             self.engine.check_texts(prefix=line.prefix, required_phrases=line.required)
         rows_of = self._equal_rows(lines)  # equal rows, by the first of them
         encoded = self._encode(lines, rows_of)
-        rows: dict[int, _Row] = {}
+        rows: dict[int, Row] = {}
         for number, source in encoded.items():
             try:
-                demands = self._demands(lines[number], source, start + number)
+                demands = self.constraints.demands(lines[number], source, start + number)
             except UserError as error:
                 for same in rows_of[number]:
                     translations[same] = Translation(lines[number].sentence, problem=str(error))
             else:
-                rows[number] = _Row(lines[number], source.token_ids, demands)
-        asked.done(len(lines) - sum(len(rows_of[number]) for number in rows))
+                rows[number] = Row(lines[number], source.token_ids, demands)
+        done(len(lines) - sum(len(rows_of[number]) for number in rows))
         lengths = {number: len(row.token_ids) for number, row in rows.items()}
-        tokens = {number: length + self._limit(length) for number, length in lengths.items()}
+        tokens = {number: length + self.constraints.limit(length) for number, length in lengths.items()}
         for batch in batches(tokens, self.max_tokens_per_batch):
-            found = self._translate_batch([rows[number] for number in batch], asked)
+            found = self._search.translations([rows[number] for number in batch], request)
             for row, translation in zip(batch, found, strict=True):
                 for same in rows_of[row]:
                     translations[same] = replace(translation, source_cut_off=encoded[row].cut_off)
-            asked.done(sum(len(rows_of[row]) for row in batch))
+            done(sum(len(rows_of[row]) for row in batch))
         return translations
 
     def _equal_rows(self, lines: list[Line]) -> dict[int, list[int]]:
@@ -455,165 +399,6 @@ class Translator:
         """Return the tokens of the non-empty sentences of these rows."""
         rows = [row for row in rows if lines[row].sentence.strip()]
         return dict(zip(rows, self.sides.encode_sources([lines[row].sentence for row in rows]), strict=True))
-
-    def _limit(self, source_length: int) -> int:
-        """Return the maximum length of a translation for a source of this length (see `TargetLengths`)."""
-        return min(self.lengths.most(source_length), self.max_length)
-
-    def _demands(self, line: Line, source: EncodedText, number: int) -> Demands:
-        """Return the constraints on the translation of a line; `number` is its number in the stream.
-
-        Raises:
-            UserError: the line cannot be translated; the message says why.
-        """
-        if source.problem:
-            raise UserError(f"it {source.problem}")
-        prefix: tuple[int, ...] = ()
-        if line.prefix:
-            prefix = self.prefix_tokens(line.prefix)
-        _, required = check_phrases(self.banned_phrases, (*self.required_phrases, *line.required))
-        limit = self._limit(len(source.token_ids))
-        phrases = self._check_room(required, len(prefix), limit)
-        least = min(self.lengths.least(len(source.token_ids)), limit)
-        return Demands(min_length=least, number=number, prefix=prefix, required=phrases)
-
-    def _check_room(
-        self, required: Sequence[str], prefix_length: int = 0, limit: int | None = None
-    ) -> tuple[Phrase, ...]:
-        """Return the spellings of phrases; raise a UserError if prefix and phrases exceed a length limit."""
-        for phrase in required:
-            if phrase not in self._spellings:
-                self._spellings[phrase] = required_phrase(self._targets, phrase)
-        phrases = tuple(self._spellings[phrase] for phrase in required)
-        needed = prefix_length + tokens_needed(phrases)
-        most = (self.max_length if limit is None else limit) - self._forced_tokens
-        if needed and needed >= most:
-            raise UserError(
-                f"the prefix and required phrases take {needed} tokens and the end token, and a translation "
-                f"may have {most}; raise max_length or max_length_ratio, or require less"
-            )
-        return phrases
-
-    def _count_forced_tokens(self) -> int:
-        """Return the number of tokens that the model forces to begin an output, such as a language token."""
-        of_model = getattr(self.engine.generation_config, "forced_bos_token_id", None)
-        return int(self.start_options.get("forced_bos_token_id", of_model) is not None)
-
-    def _translate_batch(self, rows: list[_Row], asked: _Asked) -> list[Translation]:
-        with within_memory("sentences", len(rows), len(rows[0].token_ids)):
-            found = self._search(rows, self.options, asked)
-        return [self._translation(row, written, asked) for row, written in zip(rows, found, strict=True)]
-
-    def _search(self, rows: list[_Row], options: SearchOptions, asked: _Asked) -> list[list[_Written]]:
-        """Return the outputs of the engine with their texts."""
-        found = self.engine.search(
-            [row.token_ids for row in rows],
-            [self._limit(len(row.token_ids)) for row in rows],
-            options,
-            start_options=self.start_options,
-            demands=[row.demands for row in rows],
-            n_best=asked.n_best,
-            with_scores=asked.with_scores,
-        )
-        texts = iter(self._targets.decode([output.token_ids for output in chain.from_iterable(found)]))
-        words = self._words_of_sources(rows) if options.attention_of is not None else [None] * len(rows)
-        return [
-            [self._written(next(texts), output, row.line.sentence, of_source) for output in outputs]
-            for row, outputs, of_source in zip(rows, found, words, strict=True)
-        ]
-
-    def _words_of_sources(self, rows: list[_Row]) -> list[Words | None]:
-        """Return the word of each token of the sources; None where no token belongs to a word."""
-        sentences, token_ids = [row.line.sentence for row in rows], [row.token_ids for row in rows]
-        found = words_of_texts(self._sources, sentences, token_ids)
-        return [words if any(word is not None for word in words or ()) else None for words in found]
-
-    def _written(self, text: str, output: Output, sentence: str, source_words: Words | None) -> _Written:
-        """Return an output with its text and alignment; replace unknown words in the text."""
-        if source_words is None:
-            return _Written(text, output)
-        if self._unknown_words is not None and output.attention:
-            text = self._unknown_words.text(output, sentence.split(), source_words)
-        is_aligned = self.options.attention_of == "all"
-        return _Written(
-            text, output, word_alignment(self._targets, source_words, output) if is_aligned else None
-        )
-
-    def _checked_unknown_words(self) -> UnknownWords:
-        """Ask the engine for the attention of unknown tokens; raise a UserError if there is no such token."""
-        unknown = self._targets.unknown_id()
-        if unknown is None:
-            raise UserError("replace_unknown: the target tokenizer has no unknown token; leave it out")
-        self.options = replace(self.options, attention_of=unknown)
-        return UnknownWords(self._targets)
-
-    def _translation(self, row: _Row, found: list[_Written], asked: _Asked) -> Translation:
-        """Return the translation of a line; search again while a hypothesis has a banned phrase."""
-        sentence, options = row.line.sentence, self.options
-        while spellings := self._banned_spellings(found):
-            options = replace(options, suppress_sequences=(*options.suppress_sequences, *spellings))
-            added = len(options.suppress_sequences) - len(self.options.suppress_sequences)
-            is_banned_in_vain = len({*options.suppress_sequences}) < len(
-                options.suppress_sequences
-            )  # one was forced
-            if is_banned_in_vain or added > _MOST_SPELLINGS:
-                return Translation(sentence, problem="every translation that was found has a banned phrase")
-            (found,) = self._search([row], options, asked)
-        required = (*self.required_phrases, *row.line.required)
-        kept = [
-            written
-            for written in found
-            if written.text.startswith(row.line.prefix)
-            and all(phrase in written.text for phrase in required)
-            and not any(phrase in written.text for phrase in self.banned_phrases)  # from replaced words
-        ]
-        if not kept:
-            problem = "no translation that was found has the prefix and required phrases and no banned phrase"
-            return Translation(sentence, problem=problem)
-        hypotheses = [self._hypothesis(written) for written in kept]
-        is_ranked = self.engine.ranks_by_score(self.options)
-        return Translation(sentence, _ranked(hypotheses) if is_ranked else tuple(hypotheses))
-
-    def _banned_spellings(self, found: list[_Written]) -> set[tuple[int, ...]]:
-        """Return the token sequences that write banned phrases in outputs."""
-        written = (
-            find_spelling(self._targets, each.output.token_ids, phrase)
-            for each in found
-            for phrase in self.banned_phrases
-            if phrase in each.text
-        )
-        return {tokens for tokens in written if tokens is not None}
-
-    def _hypothesis(self, written: _Written) -> Hypothesis:
-        output = written.output
-        score = output.score(self.options.length_penalty)
-        return Hypothesis(written.text, output.complete, score, output.log_prob, written.alignment)
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A line with the tokens of its source, and the constraints on its translation."""
-
-    line: Line
-    token_ids: list[int]
-    demands: Demands
-
-
-class _Written(NamedTuple):
-    """A hypothesis of an engine with its text."""
-
-    text: str
-    output: Output
-    alignment: WordAlignment | None = None
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """Arguments of a call of `Translator.translate`."""
-
-    n_best: int
-    with_scores: bool
-    done: Callable[[int], object]
 
 
 def _lines(
@@ -652,9 +437,26 @@ def _lengths_and_search(options: dict[str, Any], others: bool = False) -> tuple[
     return TargetLengths(**lengths), SearchOptions(**search)
 
 
-def _ranked(hypotheses: Iterable[Hypothesis]) -> tuple[Hypothesis, ...]:
-    """Return hypotheses sorted by score, best first; without scores, in their given order."""
-    return tuple(sorted(hypotheses, key=lambda hypothesis: -(hypothesis.score or 0.0)))
+def _attention_needed(
+    targets: TextCodec, search: SearchOptions, alignments: bool, replace_unknown: bool
+) -> int | Literal["all"] | None:
+    """Return the tokens whose attention the engine reports, as `SearchOptions.attention_of`.
+
+    Raises:
+        UserError: the options contradict each other, or there is no unknown token to replace.
+    """
+    if alignments and replace_unknown:
+        raise UserError(
+            "alignments and replace_unknown exclude each other, because a word that replaces an unknown "
+            "one is not aligned; give one of them"
+        )
+    if alignments:
+        return "all"
+    if not replace_unknown:
+        return search.attention_of
+    if (unknown := targets.unknown_id()) is None:
+        raise UserError("replace_unknown: the target tokenizer has no unknown token; leave it out")
+    return unknown
 
 
 def _check_special_tokens(engine: Engine) -> None:

@@ -1,0 +1,54 @@
+"""What a `Translator` returns: a translation of each sentence, with its hypotheses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vaswani.inference.translate.word_alignment import WordAlignment
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One translation of a sentence.
+
+    Args:
+        text: the translation, without special tokens.
+        complete: whether it ends with `</s>`, and not at the length limit.
+        score: ranks hypotheses: `log_prob` / lp(Y); None without scores.
+        log_prob: log P(Y|X), the sum of the natural log-probabilities of the tokens and `</s>`; or None.
+        alignment: pairs of a source word and a word of the translation, both counted from 0; None without
+            `alignments`, or if the words are not known (see `word_alignment`).
+    """
+
+    text: str
+    complete: bool
+    score: float | None = None
+    log_prob: float | None = None
+    alignment: WordAlignment | None = None
+
+
+@dataclass(frozen=True)
+class Translation:
+    """The result for one sentence.
+
+    Args:
+        source: the sentence.
+        hypotheses: hypotheses, best first; empty for an empty sentence or one with a problem.
+        problem: why the sentence could not be translated; None if it could.
+        source_cut_off: whether the sentence was truncated.
+    """
+
+    source: str
+    hypotheses: tuple[Hypothesis, ...] = ()
+    problem: str | None = None
+    source_cut_off: bool = False
+
+    @property
+    def text(self) -> str:
+        """The best hypothesis, or an empty text if there is none."""
+        return self.hypotheses[0].text if self.hypotheses else ""
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether the best hypothesis ends at the length limit."""
+        return any(not best.complete for best in self.hypotheses[:1])
