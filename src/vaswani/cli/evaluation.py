@@ -4,19 +4,19 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vaswani.cli import evaluation_options
 from vaswani.cli.app import app
+from vaswani.cli.evaluation_options import FIELDS, NAMES, OF_MODELS, OF_SEARCH, check_options, kind_of
 from vaswani.cli.options import (
     TRANSLATOR_DEFAULTS,
-    DatasetConfig,
     Split,
     model_option,
-    number,
+    takes_options_of,
     takes_translator_options,
 )
 from vaswani.cli.screen import begin_work, check_standard_output, progress_bar, say, warn
@@ -28,52 +28,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedConfig
 
-# The kind of a model by its Auto class, and the name of each kind in messages.
-KINDS = {
-    "AutoModelForSeq2SeqLM": "seq2seq",
-    "AutoModelForSequenceClassification": "labels",
-    "AutoModelForTokenClassification": "labels",
-    "AutoModelForQuestionAnswering": "questions",
-    "AutoModelForMaskedLM": "masked",
-    "AutoModelForPreTraining": "masked",
-    "AutoModelForCausalLM": "causal",
-}
-NAMES = {
-    "seq2seq": "an encoder-decoder",
-    "labels": "a classifier or tagger",
-    "questions": "a question answerer",
-    "masked": "a masked language model",
-    "causal": "a causal language model",
-    "completions": "a causal language model with prompts",
-    "denoising": "an encoder-decoder that was pre-trained on texts",
-}
-# The fields of the rows on which each kind is evaluated; `TAKES` has the kinds that take an option.
-FIELDS: dict[str, tuple[str, ...]] = {
-    "seq2seq": ("source_field", "target_field"),
-    "labels": ("text_field", "text_pair_field", "label_field", "label_separator"),
-    "masked": ("text_field", "documents"),
-    "causal": ("text_field", "documents"),
-    "denoising": ("text_field", "documents"),
-    "completions": ("prompt_field", "completion_field", "messages_field"),
-    "questions": ("context_field", "question_field", "answers_field", "answer_start_field"),
-}
-OF_SEARCH = (
-    *("num_beams", "length_penalty", "too_long", "max_length", "min_length", "max_length_ratio"),
-    *("min_length_ratio", "no_repeat_ngram_size", "repetition_penalty", "coverage_penalty", "temperature"),
-    *("top_k", "top_p", "seed", "replace_unknown", "banned_phrases", "required_phrases"),
-)
-OF_MODELS = ("ensemble_weights", "ensemble_average", "engine", "quantization")
-OF_LANGUAGES = ("source_language", "target_language", "source_prefix")
-TAKES = {
-    **dict.fromkeys((*OF_SEARCH, *OF_LANGUAGES, *OF_MODELS, "task"), ("seq2seq",)),
-    **{
-        name: tuple(kind for kind, fields in FIELDS.items() if name in fields)
-        for name in chain.from_iterable(FIELDS.values())
-    },
-    "null_score_diff_threshold": ("questions",),
-    **dict.fromkeys(("output_name", "dtype", "allow_mismatch"), ("seq2seq", "labels", "questions")),
-}
-FLAGS = {"output_name": "output", "banned_phrases": "ban", "required_phrases": "require"}
 LOADING = ("max_tokens_per_batch", "revision", "device", "dtype", "allow_mismatch")
 
 
@@ -140,6 +94,7 @@ class Asked:
 
 @app.command()
 @takes_translator_options("max_length", length_penalty=None)
+@takes_options_of(evaluation_options.declare)
 def evaluate(
     model: Annotated[
         list[str],
@@ -160,133 +115,6 @@ def evaluate(
         str | None, typer.Argument(help="Text file of targets or labels, line by line.")
     ] = None,
     split: Split = "test",
-    dataset_config: DatasetConfig = None,
-    source_field: Annotated[
-        str | None,
-        typer.Option(
-            "--source_field",
-            help="Source column; a dot selects a nested one. Default: as in training, or source.",
-        ),
-    ] = None,
-    target_field: Annotated[
-        str | None,
-        typer.Option(
-            "--target_field",
-            help="Target column; a dot selects a nested one. Default: as in training, or target.",
-        ),
-    ] = None,
-    text_field: Annotated[
-        str | None,
-        typer.Option(
-            "--text_field",
-            help="For other models: column of the text or of the words. Default: as in training, or text.",
-        ),
-    ] = None,
-    text_pair_field: Annotated[
-        str | None,
-        typer.Option("--text_pair_field", help="Column of a second text. Default: as in training."),
-    ] = None,
-    label_field: Annotated[
-        str | None,
-        typer.Option(
-            "--label_field",
-            help="Column of the label, labels, number or tags. Default: as in training, or label.",
-        ),
-    ] = None,
-    label_separator: Annotated[
-        str | None,
-        typer.Option(
-            "--label_separator", help="Separates several labels. Default: as in training, or a comma."
-        ),
-    ] = None,
-    context_field: Annotated[
-        str | None,
-        typer.Option(
-            "--context_field",
-            help="For question answering: column of the text. Default: as in training, or context.",
-        ),
-    ] = None,
-    question_field: Annotated[
-        str | None,
-        typer.Option(
-            "--question_field", help="Column of the question. Default: as in training, or question."
-        ),
-    ] = None,
-    answers_field: Annotated[
-        str | None,
-        typer.Option("--answers_field", help="Column of the answers. Default: as in training, or answers."),
-    ] = None,
-    answer_start_field: Annotated[
-        str | None,
-        typer.Option(
-            "--answer_start_field", help="Column of the answer's first character. Default: as in training."
-        ),
-    ] = None,
-    prompt_field: Annotated[
-        str | None,
-        typer.Option(
-            "--prompt_field",
-            help="For completions: column of the prompt. Default: as in training, or prompt.",
-        ),
-    ] = None,
-    completion_field: Annotated[
-        str | None,
-        typer.Option(
-            "--completion_field",
-            help="Column of the completion, which is scored. Default: as in training, or completion.",
-        ),
-    ] = None,
-    messages_field: Annotated[
-        str | None,
-        typer.Option(
-            "--messages_field",
-            help="Column of chats, whose answers are scored, in place of prompts. Default: as in training.",
-        ),
-    ] = None,
-    null_score_diff_threshold: Annotated[
-        float | None,
-        number(
-            "--null_score_diff_threshold",
-            help="Answer nothing if the score of no answer exceeds the best answer's by more than this. "
-            "Default: as in training.",
-        ),
-    ] = None,
-    documents: Annotated[
-        str | None,
-        typer.Option(
-            "--documents",
-            metavar="line|blank_line",
-            help="For language models: what a document is in text files. Default: as in training, or line.",
-        ),
-    ] = None,
-    max_rows: Annotated[
-        int | None,
-        number("--max_rows", help="Number of rows to evaluate on, evenly spread. Default: all.", at_least=1),
-    ] = None,
-    max_length: Annotated[
-        int | None,
-        number(
-            "--max_length",
-            help="For an encoder-decoder: maximum number of tokens of an output. Default: as in training, or "
-            "1024.",
-            at_least=1,
-        ),
-    ] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(
-            metavar="translation|summarization",
-            help="For an encoder-decoder: translation (BLEU, chrF, exact match) or summarization (ROUGE). "
-            "Default: as in training, or translation.",
-        ),
-    ] = None,
-    output_name: Annotated[
-        str | None,
-        typer.Option("--output", metavar="FILE", help="Write the outputs, one line for each scored row."),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the scores as one JSON object on the last line.")
-    ] = False,
     **options: Any,
 ) -> None:
     """Score a model on a corpus with the metrics of its task.
@@ -301,110 +129,41 @@ def evaluate(
     training on completions, or with --prompt_field, only completions count.
     """
     from vaswani.evaluation.text_metrics import check_task
-    from vaswani.files.line_files import LineWriter, check_not_input, check_not_json
+    from vaswani.files.line_files import check_not_input, check_not_json
     from vaswani.hub.checkpoint import local_folder
-    from vaswani.hub.run_metadata import read_config
 
-    check_task(task or "translation")
+    output_name, as_json = options["output_name"], options.pop("as_json")
+    check_task(options["task"] or "translation")
     check_standard_output()
     begin_work()
     files = [data] if target_file is None else [data, target_file]
     check_not_input(output_name or os.devnull, *files, *files_in(data))
     folder = local_folder(model[0], options["revision"], weights=False)
-    kind = _kind(folder, read_config(folder)) if options["engine"] == "torch" else "seq2seq"
-    options |= {
-        "dataset_config": dataset_config,
-        "max_rows": max_rows,
-        "max_length": max_length,
-        "task": task,
-        "source_field": source_field,
-        "target_field": target_field,
-        "text_field": text_field,
-        "text_pair_field": text_pair_field,
-        "label_field": label_field,
-        "label_separator": label_separator,
-        "documents": documents,
-        "context_field": context_field,
-        "question_field": question_field,
-        "answers_field": answers_field,
-        "answer_start_field": answer_start_field,
-        "prompt_field": prompt_field,
-        "completion_field": completion_field,
-        "messages_field": messages_field,
-        "null_score_diff_threshold": null_score_diff_threshold,
-        "output_name": output_name,
-    }
-    if kind == "causal" and _completes(folder, options):
-        kind = "completions"
-    if kind == "seq2seq" and _denoises(folder, options):
-        kind = "denoising"
-    _check_options(kind, options)
+    kind = kind_of(folder, options)
+    check_options(kind, options)
     if kind != "seq2seq" and len(model) > 1:
         raise UserError(
             f"only encoder-decoders predict together, and the first model is {NAMES[kind]}; give one model"
         )
     if kind == "seq2seq" and output_name is not None:
         check_not_json(output_name, "translate with --scores for lines of JSON")
-    asked = Asked(model, folder, kind, files, split, options)
-    if kind in EVALUATIONS:
-        with LineWriter(output_name or os.devnull) as writer:
-            found, lines, record = EVALUATIONS[kind](asked)
-            for line in lines:
-                writer.write(line)
-        say(str(found))
-        record |= found.to_dict()
-    else:
-        record = _evaluate_texts(asked)
+    record = _score(Asked(model, folder, kind, files, split, options))
     if as_json:
         say(finite_json({"model": model if len(model) > 1 else model[0], "data": files, **record}))
 
 
-def _kind(folder: Path, config: "PreTrainedConfig") -> str:
-    """Return the kind of the model in a folder: a key of `NAMES`."""
-    from vaswani.hub.run_metadata import auto_class_of
+def _score(asked: Asked) -> dict[str, Any]:
+    """Evaluate a model: write its outputs, print the scores, and return them."""
+    from vaswani.files.line_files import LineWriter
 
-    name = auto_class_of(config).__name__
-    # Checkpoints such as BART's name the class without a head, whose output layer is the embedding.
-    kind = "seq2seq" if name == "AutoModel" and config.is_encoder_decoder else KINDS.get(name)
-    if not config.architectures and kind != "seq2seq":
-        raise UserError(
-            f"{folder} holds a model of type {config.model_type!r}, and its config.json names no class of a "
-            "model with a head (architectures), so its task is unknown"
-        )
-    if kind is None:
-        raise UserError(
-            f"{folder} holds {', '.join(config.architectures or ())}, which cannot be evaluated; expected "
-            f"{', '.join(NAMES.values())}"
-        )
-    return kind
-
-
-def _completes(folder: Path, options: dict[str, Any]) -> bool:
-    """Return True if the options or the training of a causal model select evaluation on completions."""
-    from vaswani.hub.run_metadata import read_settings
-
-    if any(options[name] is not None for name in FIELDS["completions"]):
-        return True
-    as_text = any(options[name] is not None for name in FIELDS["causal"])
-    return not as_text and read_settings(folder).get("task") == "completion"
-
-
-def _denoises(folder: Path, options: dict[str, Any]) -> bool:
-    """Return True if an encoder-decoder is evaluated on texts, as in pre-training, and not on pairs."""
-    from vaswani.hub.run_metadata import read_settings
-
-    if any(options[name] is not None for name in (*FIELDS["seq2seq"], "task")):
-        return False
-    return options["engine"] == "torch" and "objective" in read_settings(folder)
-
-
-def _check_options(kind: str, given: dict[str, Any]) -> None:
-    """Raise `UserError` for an option that has no effect on a model of this kind."""
-    for name, kinds in TAKES.items():
-        if kind not in kinds and given[name] not in (None, TRANSLATOR_DEFAULTS.get(name)):
-            flag = FLAGS.get(name, name)
-            of = " or ".join(NAMES[one] for one in kinds)
-            raise UserError(f"--{flag} is for {of}, and the model is {NAMES[kind]}; leave it out")
+    if asked.kind not in EVALUATIONS:
+        return _evaluate_texts(asked)
+    with LineWriter(asked.options["output_name"] or os.devnull) as writer:
+        found, lines, record = EVALUATIONS[asked.kind](asked)
+        for line in lines:
+            writer.write(line)
+    say(str(found))
+    return record | found.to_dict()
 
 
 # The scores of an evaluation, the lines of the output, and further entries of the record.

@@ -388,6 +388,14 @@ def takes_translator_options(
     return lambda command: _with_options(command, shared, adapt)
 
 
+def takes_options_of(
+    declaration: Callable[..., None],
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add the parameters of a function to a command, which gets them as `**options`."""
+    shared = [*inspect.signature(declaration).parameters.values()]
+    return lambda command: _with_options(command, shared, lambda options: None)
+
+
 def takes_loading_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options of `FromPretrained.from_pretrained` to a command, which gets them as `**loading`."""
     shared = [_DECLARED[name] for name in ("revision", "device", "dtype", "allow_mismatch")]

@@ -1,0 +1,250 @@
+"""The options of `vaswani evaluate`: what they say about the rows, and which models take which of them."""
+
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vaswani.cli.options import TRANSLATOR_DEFAULTS, DatasetConfig, number
+from vaswani.errors import UserError
+
+# The kind of a model by its Auto class, and the name of each kind in messages.
+KINDS = {
+    "AutoModelForSeq2SeqLM": "seq2seq",
+    "AutoModelForSequenceClassification": "labels",
+    "AutoModelForTokenClassification": "labels",
+    "AutoModelForQuestionAnswering": "questions",
+    "AutoModelForMaskedLM": "masked",
+    "AutoModelForPreTraining": "masked",
+    "AutoModelForCausalLM": "causal",
+}
+NAMES = {
+    "seq2seq": "an encoder-decoder",
+    "labels": "a classifier or tagger",
+    "questions": "a question answerer",
+    "masked": "a masked language model",
+    "causal": "a causal language model",
+    "completions": "a causal language model with prompts",
+    "denoising": "an encoder-decoder that was pre-trained on texts",
+}
+# The fields of the rows on which each kind is evaluated; `TAKES` has the kinds that take an option.
+FIELDS: dict[str, tuple[str, ...]] = {
+    "seq2seq": ("source_field", "target_field"),
+    "labels": ("text_field", "text_pair_field", "label_field", "label_separator"),
+    "masked": ("text_field", "documents"),
+    "causal": ("text_field", "documents"),
+    "denoising": ("text_field", "documents"),
+    "completions": ("prompt_field", "completion_field", "messages_field"),
+    "questions": ("context_field", "question_field", "answers_field", "answer_start_field"),
+}
+OF_SEARCH = (
+    *("num_beams", "length_penalty", "too_long", "max_length", "min_length", "max_length_ratio"),
+    *("min_length_ratio", "no_repeat_ngram_size", "repetition_penalty", "coverage_penalty", "temperature"),
+    *("top_k", "top_p", "seed", "replace_unknown", "banned_phrases", "required_phrases"),
+)
+OF_MODELS = ("ensemble_weights", "ensemble_average", "engine", "quantization")
+OF_LANGUAGES = ("source_language", "target_language", "source_prefix")
+TAKES = {
+    **dict.fromkeys((*OF_SEARCH, *OF_LANGUAGES, *OF_MODELS, "task"), ("seq2seq",)),
+    **{
+        name: tuple(kind for kind, fields in FIELDS.items() if name in fields)
+        for name in chain.from_iterable(FIELDS.values())
+    },
+    "null_score_diff_threshold": ("questions",),
+    **dict.fromkeys(("output_name", "dtype", "allow_mismatch"), ("seq2seq", "labels", "questions")),
+}
+FLAGS = {"output_name": "output", "banned_phrases": "ban", "required_phrases": "require"}
+
+
+def declare(
+    dataset_config: DatasetConfig = None,
+    source_field: Annotated[
+        str | None,
+        typer.Option(
+            "--source_field",
+            help="Source column; a dot selects a nested one. Default: as in training, or source.",
+        ),
+    ] = None,
+    target_field: Annotated[
+        str | None,
+        typer.Option(
+            "--target_field",
+            help="Target column; a dot selects a nested one. Default: as in training, or target.",
+        ),
+    ] = None,
+    text_field: Annotated[
+        str | None,
+        typer.Option(
+            "--text_field",
+            help="For other models: column of the text or of the words. Default: as in training, or text.",
+        ),
+    ] = None,
+    text_pair_field: Annotated[
+        str | None,
+        typer.Option("--text_pair_field", help="Column of a second text. Default: as in training."),
+    ] = None,
+    label_field: Annotated[
+        str | None,
+        typer.Option(
+            "--label_field",
+            help="Column of the label, labels, number or tags. Default: as in training, or label.",
+        ),
+    ] = None,
+    label_separator: Annotated[
+        str | None,
+        typer.Option(
+            "--label_separator", help="Separates several labels. Default: as in training, or a comma."
+        ),
+    ] = None,
+    context_field: Annotated[
+        str | None,
+        typer.Option(
+            "--context_field",
+            help="For question answering: column of the text. Default: as in training, or context.",
+        ),
+    ] = None,
+    question_field: Annotated[
+        str | None,
+        typer.Option(
+            "--question_field", help="Column of the question. Default: as in training, or question."
+        ),
+    ] = None,
+    answers_field: Annotated[
+        str | None,
+        typer.Option("--answers_field", help="Column of the answers. Default: as in training, or answers."),
+    ] = None,
+    answer_start_field: Annotated[
+        str | None,
+        typer.Option(
+            "--answer_start_field", help="Column of the answer's first character. Default: as in training."
+        ),
+    ] = None,
+    prompt_field: Annotated[
+        str | None,
+        typer.Option(
+            "--prompt_field",
+            help="For completions: column of the prompt. Default: as in training, or prompt.",
+        ),
+    ] = None,
+    completion_field: Annotated[
+        str | None,
+        typer.Option(
+            "--completion_field",
+            help="Column of the completion, which is scored. Default: as in training, or completion.",
+        ),
+    ] = None,
+    messages_field: Annotated[
+        str | None,
+        typer.Option(
+            "--messages_field",
+            help="Column of chats, whose answers are scored, in place of prompts. Default: as in training.",
+        ),
+    ] = None,
+    null_score_diff_threshold: Annotated[
+        float | None,
+        number(
+            "--null_score_diff_threshold",
+            help="Answer nothing if the score of no answer exceeds the best answer's by more than this. "
+            "Default: as in training.",
+        ),
+    ] = None,
+    documents: Annotated[
+        str | None,
+        typer.Option(
+            "--documents",
+            metavar="line|blank_line",
+            help="For language models: what a document is in text files. Default: as in training, or line.",
+        ),
+    ] = None,
+    max_rows: Annotated[
+        int | None,
+        number("--max_rows", help="Number of rows to evaluate on, evenly spread. Default: all.", at_least=1),
+    ] = None,
+    max_length: Annotated[
+        int | None,
+        number(
+            "--max_length",
+            help="For an encoder-decoder: maximum number of tokens of an output. Default: as in training, or "
+            "1024.",
+            at_least=1,
+        ),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            metavar="translation|summarization",
+            help="For an encoder-decoder: translation (BLEU, chrF, exact match) or summarization (ROUGE). "
+            "Default: as in training, or translation.",
+        ),
+    ] = None,
+    output_name: Annotated[
+        str | None,
+        typer.Option("--output", metavar="FILE", help="Write the outputs, one line for each scored row."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the scores as one JSON object on the last line.")
+    ] = False,
+) -> None:
+    """Declare the options of `vaswani evaluate` that are not those of a translator."""
+
+
+def kind_of(folder: Path, options: dict[str, Any]) -> str:
+    """Return the kind of the model in a folder, a key of `NAMES`, and of the rows that it is evaluated on."""
+    if options["engine"] != "torch":
+        return "seq2seq"
+    kind = _kind_of_class(folder)
+    if kind == "causal" and _completes(folder, options):
+        return "completions"
+    if kind == "seq2seq" and _denoises(folder, options):
+        return "denoising"
+    return kind
+
+
+def _kind_of_class(folder: Path) -> str:
+    """Return the kind of the model in a folder by its class alone."""
+    from vaswani.hub.run_metadata import auto_class_of, read_config
+
+    config = read_config(folder)
+    name = auto_class_of(config).__name__
+    # Checkpoints such as BART's name the class without a head, whose output layer is the embedding.
+    kind = "seq2seq" if name == "AutoModel" and config.is_encoder_decoder else KINDS.get(name)
+    if not config.architectures and kind != "seq2seq":
+        raise UserError(
+            f"{folder} holds a model of type {config.model_type!r}, and its config.json names no class of a "
+            "model with a head (architectures), so its task is unknown"
+        )
+    if kind is None:
+        raise UserError(
+            f"{folder} holds {', '.join(config.architectures or ())}, which cannot be evaluated; expected "
+            f"{', '.join(NAMES.values())}"
+        )
+    return kind
+
+
+def _completes(folder: Path, options: dict[str, Any]) -> bool:
+    """Return True if the options or the training of a causal model select evaluation on completions."""
+    from vaswani.hub.run_metadata import read_settings
+
+    if any(options[name] is not None for name in FIELDS["completions"]):
+        return True
+    as_text = any(options[name] is not None for name in FIELDS["causal"])
+    return not as_text and read_settings(folder).get("task") == "completion"
+
+
+def _denoises(folder: Path, options: dict[str, Any]) -> bool:
+    """Return True if an encoder-decoder is evaluated on texts, as in pre-training, and not on pairs."""
+    from vaswani.hub.run_metadata import read_settings
+
+    if any(options[name] is not None for name in (*FIELDS["seq2seq"], "task")):
+        return False
+    return "objective" in read_settings(folder)
+
+
+def check_options(kind: str, given: dict[str, Any]) -> None:
+    """Raise `UserError` for an option that has no effect on a model of this kind."""
+    for name, kinds in TAKES.items():
+        if kind not in kinds and given[name] not in (None, TRANSLATOR_DEFAULTS.get(name)):
+            flag = FLAGS.get(name, name)
+            of = " or ".join(NAMES[one] for one in kinds)
+            raise UserError(f"--{flag} is for {of}, and the model is {NAMES[kind]}; leave it out")
