@@ -32,18 +32,14 @@ from vaswani.training.config.pretraining_arguments import PretrainingConfig
 from vaswani.training.config.schedule import inverse_sqrt_factor
 from vaswani.training.runs.pretraining import CausalLMRun, MaskedLMRun
 from vaswani.training.runs.translation import TrainingRun, train
+from vaswani.training.trainer.allowed_changes import MAY_CHANGE, NUM_PROCESSES
 from vaswani.training.trainer.checkpoints import (
     fault_of,
     finish_checkpoint,
     unfinished_checkpoint,
 )
 from vaswani.training.trainer.publishing import PLACES, hide_folders
-from vaswani.training.trainer.resuming import (
-    MAY_CHANGE,
-    NUM_PROCESSES,
-    check_resumable,
-    manifest_of,
-)
+from vaswani.training.trainer.resuming import check_resumable, manifest_of
 
 KINDS: dict[str, tuple[type[BaseConfig], dict[str, Any]]] = {
     "train": (RunConfig, {"share_encoder_decoder_embeddings": True}),

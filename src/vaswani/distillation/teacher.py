@@ -23,7 +23,7 @@ from vaswani.inference.translate.ensembling import Ensemble
 from vaswani.training.config.arguments import RunConfig
 from vaswani.training.config.config_file import load_config
 from vaswani.training.runs.translation import begin_as_tokenizer, fill_in_special_tokens, train
-from vaswani.training.trainer.resuming import MAY_CHANGE
+from vaswani.training.trainer.allowed_changes import MAY_CHANGE
 
 logger = logging.get_logger(__name__)
 
