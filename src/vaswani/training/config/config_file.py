@@ -6,12 +6,10 @@ The file gives defaults and flags override them; both take the types of the fiel
 
 import dataclasses
 import logging
-import types
 import typing
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union
+from typing import Any, TypeVar
 
 import yaml
 
@@ -19,10 +17,11 @@ from vaswani.data.sources.corpus_spec import SPLITS
 from vaswani.errors import RunError, UserError, one_line
 from vaswani.files.named_configs import check_command, find_config, name_of_shipped
 from vaswani.files.run_files import HISTORY
-from vaswani.files.yaml_files import load_yaml, shown
+from vaswani.files.yaml_files import load_yaml
 from vaswani.training.config.arguments import RunConfig
 from vaswani.training.config.flags import Flag, check_name, first_values, is_none, split_flags, unexpected
 from vaswani.training.config.options import BaseConfig, plain, sections, with_present_names
+from vaswani.training.config.typed_values import choices_of, items_of, kinds_of, typed
 
 logger = logging.getLogger(__name__)
 
@@ -67,23 +66,34 @@ def load_config(
     """
     path = Path() if yaml_path is None else find_config(yaml_path)
     check_command(path, config_class.command)
-    in_file = {} if yaml_path is None else with_present_names(_read_yaml(path))
-    in_file.pop(HISTORY, None)  # written by `BaseConfig.save`; not a setting
+    in_file = {} if yaml_path is None else _read_yaml(path)
     flags = split_flags(overrides)
     chosen = first_values(flags)
     of_file, config_class = config_class.variant(in_file), config_class.variant(in_file | chosen)
     fields = _Fields(config_class)
     if of_file is not config_class:
         in_file = fields.without_those_of(of_file, in_file, chosen, path)
-    values = fields.of_yaml(in_file, path)
-    given = fields.of_flags(flags)
+    values, given = fields.of_yaml(in_file, path), fields.of_flags(flags)
+    config = _filled(config_class, _not_replaced(values, given) | given)
+    for name, reason in config.unused().items():
+        if given.get(name):  # 0, false and none request nothing
+            raise UserError(f"{name}={plain(given[name])} has no effect with {reason}; leave it out")
+    return config
+
+
+def _not_replaced(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a file without those that the given flags replace, such as other data."""
     replaced = {name for flag in given for name in REPLACED_BY.get(flag, ())}
     data = {name: values[name] for name in _DATA if name in values}
     if data and any(name in given and given[name] != data.get(name) for name in _DATA):
         replaced.update(_OF_DATA)
-    values = {name: value for name, value in values.items() if name not in replaced} | given
+    return {name: value for name, value in values.items() if name not in replaced}
+
+
+def _filled(config_class: type[BaseConfig], values: Mapping[str, Any]) -> BaseConfig:
+    """Fill the sections of a configuration with values; report as `UserError` whatever they raise."""
     try:
-        config = config_class(
+        return config_class(
             **{
                 title: section(**{name: values[name] for name in _settable(section) if name in values})
                 for title, section in sections(config_class).items()
@@ -95,10 +105,6 @@ def load_config(
         raise UserError(one_line(error)) from error
     except Exception as error:  # such as a missing file or package
         raise UserError(f"an option does not work: {type(error).__name__}: {one_line(error)}") from error
-    for name, reason in config.unused().items():
-        if given.get(name):  # 0, false and none request nothing
-            raise UserError(f"{name}={plain(given[name])} has no effect with {reason}; leave it out")
-    return config
 
 
 class _Fields:
@@ -150,7 +156,7 @@ class _Fields:
             return True
         if not texts:
             raise UserError(f"{name}: expected {'at least ' * bool(items_of(kinds))}one argument")
-        if is_none(texts) and type(None) in kinds and "none" not in _choices(kinds):
+        if is_none(texts) and type(None) in kinds and "none" not in choices_of(kinds):
             return None
         if len(texts) > 1 and not items_of(kinds):
             raise unexpected(texts[1])
@@ -184,6 +190,7 @@ def _settable(section: type) -> list[str]:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
+    """Return the settings of a configuration file, under their present names."""
     try:
         values = load_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -196,80 +203,6 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise UserError(
             f"configuration file {path} must hold `key: value` lines, got a {type(values).__name__}"
         )
-    return values or {}
-
-
-# --------------------------------------------------------------------------------------------- typed values
-
-TRUE, FALSE = ("true", "yes", "t", "y", "1"), ("false", "no", "f", "n", "0")
-
-
-def typed(hint: Any, value: Any) -> Any:
-    """Return the value as a type that the hint of a field allows.
-
-    A single value stands for a list of one. A text is read as the type asks: "1e-3" is a float, "no" a bool.
-
-    Raises:
-        ValueError: the field does not take such a value; the message says what it takes.
-    """
-    kinds = kinds_of(hint)
-    if value is None:
-        if type(None) not in kinds:
-            raise ValueError("null is not possible; leave the key out for the default")
-        return None
-    if isinstance(value, dict):
-        if not any(dict in (kind, typing.get_origin(kind)) for kind in kinds):
-            raise ValueError(f"expected one value, got {shown(value)}")
-        return value
-    items = items_of(kinds)
-    if isinstance(value, list):
-        if not items:
-            raise ValueError(f"expected one value, got {shown(value)}")
-        if any(isinstance(item, dict | list) for item in value):
-            raise ValueError(f"expected a list of values, got {shown(value)}")
-        return [_scalar(items, item) for item in value]
-    takes_text = str in kinds and items == (str,)
-    return [_scalar(items, value)] if items and not takes_text else _scalar(kinds, value)
-
-
-def kinds_of(hint: Any) -> tuple[Any, ...]:
-    """The types that a hint allows: those of a union, or itself."""
-    return typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
-
-
-def items_of(kinds: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The types of the items if one of these types is a list; otherwise empty."""
-    return next((typing.get_args(kind) for kind in kinds if typing.get_origin(kind) is list), ())
-
-
-def _scalar(kinds: tuple[Any, ...], value: Any) -> Any:
-    """Convert a value that is neither a list nor a mapping."""
-    if isinstance(value, bool) and (bool in kinds or Literal[value] in kinds):
-        return value
-    text = "no" if value is False else str(value)  # YAML reads a bare `no` as false
-    if choices := _choices(kinds):
-        if text not in choices:
-            raise ValueError(f"invalid choice: {text!r} (choose from {', '.join(map(repr, choices))})")
-        return text
-    if bool in kinds:
-        if text.lower() not in (*TRUE, *FALSE):
-            raise ValueError(f"expected true or false, got {text!r}")
-        return text.lower() in TRUE
-    for kind in (int, float, Path, str):
-        if kind in kinds:
-            try:
-                return kind(text)
-            except ValueError:
-                raise ValueError(f"invalid {kind.__name__} value: {text!r}") from None
-    names = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds if kind is not type(None))
-    raise ValueError(f"invalid {names} value: {text!r}")
-
-
-def _choices(kinds: tuple[Any, ...]) -> list[str]:
-    """The allowed values of an enumeration or of literals alone; empty for other types."""
-    for kind in kinds:
-        if isinstance(kind, type) and issubclass(kind, Enum):
-            return [choice.value for choice in kind]
-        if typing.get_origin(kind) is Literal and str not in kinds:
-            return list(typing.get_args(kind))
-    return []
+    settings = with_present_names(values or {})
+    settings.pop(HISTORY, None)  # written by `BaseConfig.save`; not a setting
+    return settings
