@@ -155,34 +155,36 @@ def own_loop(generation_config: GenerationConfig, arguments: dict[str, Any]) -> 
 def share_sources(
     model: Any, input_ids: torch.Tensor, generation_config: GenerationConfig, arguments: dict[str, Any]
 ) -> SearchCache | None:
-    """Undo the repetition of sources in the arguments of a search, and replace the cache by a `SearchCache`.
+    """Let the rows of each source share its encoding and its cache, in the arguments of a search.
 
-    Returns None and changes nothing if the caller gave the cache, if there is no empty cache, or if the model
-    has its own `prepare_inputs_for_generation`.
+    The library has repeated each source for its beams or samples; this keeps the first copy, and replaces the
+    cache by a `SearchCache`, which it returns. It returns None and changes nothing if `_may_share` is False.
     """
-    cache = arguments.get(CACHE_NAME)
-    is_users = cache is _given_cache.get()
-    prepare = getattr(model.prepare_inputs_for_generation, "__func__", None)
-    if is_users or prepare is not prepare_inputs_for_generation:
+    if not _may_share(model, arguments):
         return None
-    if not isinstance(cache, EncoderDecoderCache) or cache.get_seq_length():
-        return None
+    num_rows, cache = input_ids.shape[0], arguments[CACHE_NAME]
     num_copies = max(generation_config.num_beams, generation_config.num_return_sequences)
-    encoded = arguments["encoder_outputs"]
     if num_copies > 1:
-        arguments["encoder_outputs"] = type(encoded)(
-            **{name: _first_copies(value, num_copies) for name, value in encoded.items()}
-        )
+        encoded = arguments["encoder_outputs"]
+        firsts = {name: _first_copies(value, num_copies) for name, value in encoded.items()}
+        arguments["encoder_outputs"] = type(encoded)(**firsts)
         arguments["attention_mask"] = _first_copies(arguments.get("attention_mask"), num_copies)
-    num_rows = input_ids.shape[0]
-    tree = (
-        BeamSearchCache(generation_config.num_beams)
-        if _may_use_tree(model, cache, generation_config, arguments)
-        else None
-    )
-    shared = SearchCache(cache, num_rows // num_copies, num_rows, tree)
-    arguments[CACHE_NAME] = shared
+    uses_tree = _may_use_tree(model, cache, generation_config, arguments)
+    tree = BeamSearchCache(generation_config.num_beams) if uses_tree else None
+    shared = arguments[CACHE_NAME] = SearchCache(cache, num_rows // num_copies, num_rows, tree)
     return shared
+
+
+def _may_share(model: Any, arguments: dict[str, Any]) -> bool:
+    """Return whether the cache is new and empty, and the model prepares the inputs of each step as here."""
+    cache = arguments.get(CACHE_NAME)
+    prepare = getattr(model.prepare_inputs_for_generation, "__func__", None)
+    return (
+        cache is not _given_cache.get()  # the caller's cache must keep all its rows
+        and prepare is prepare_inputs_for_generation
+        and isinstance(cache, EncoderDecoderCache)
+        and not cache.get_seq_length()
+    )
 
 
 def _first_copies(value: Any, num_copies: int) -> Any:
