@@ -1,7 +1,9 @@
 """`vaswani translate` and `vaswani summarize`."""
 
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +20,11 @@ from vaswani.cli.options import (
 )
 from vaswani.cli.screen import begin_work, progress_of_texts, warn
 from vaswani.errors import UserError
+
+if TYPE_CHECKING:
+    from vaswani.files.line_files import LineWriter
+    from vaswani.inference.inputs import LineReport, Texts
+    from vaswani.inference.translate.translation import Translator
 
 NBest = Annotated[
     int | None,
@@ -92,19 +99,22 @@ def translate(
         }
         if unfit := [name for name, value in whole.items() if value]:
             raise UserError(f"--stream and {unfit[0]} exclude each other; leave one out")
-    _translate(
-        model,
-        (input_name, source_field, {"default": "source"}),
-        (output_name, output_field, "translation", "translated"),
+    job = _Job(
+        input_name,
+        source_field,
+        {"default": "source"},
+        output_name,
+        output_field,
+        default_field="translation",
         replace=replace,
         n_best=1 if (scores or alignments) and n_best is None else n_best,
-        alignments=alignments,
-        stream=stream,
         prefix=prefix,
         fields={"prefix": prefix_field, "required": require_field},
         buffer_size=buffer_size,
-        **options,
+        stream=stream,
     )
+    report = _translate(job, model, alignments=alignments, **options)
+    warn(f"translated {report}")
 
 
 @app.command()
@@ -141,99 +151,141 @@ def summarize(
     JSON: the row with its summary. Documents that are too long are truncated,
     and counted.
     """
-    _translate(
-        model,
-        (input_name, source_field, {"default": "text", "documents": documents, "default_documents": "file"}),
-        (output_name, output_field, "summary", "summarized"),
+    job = _Job(
+        input_name,
+        source_field,
+        {"default": "text", "documents": documents, "default_documents": "file"},
+        output_name,
+        output_field,
+        default_field="summary",
         replace=replace,
         n_best=1 if scores and n_best is None else n_best,
         prefix=prefix,
         fields={"prefix": prefix_field, "required": require_field},
         buffer_size=buffer_size,
-        **options,
     )
+    report = _translate(job, model, **options)
+    warn(f"summarized {report}")
 
 
-def _translate(
-    models: list[str],
-    source: tuple[str, str | None, dict[str, Any]],
-    target: tuple[str, str | None, str, str],
-    *,
-    replace: bool,
-    n_best: int | None,
-    prefix: str | None,
-    fields: dict[str, str | None],
-    buffer_size: int | None,
-    stream: bool = False,
-    **options: Any,
-) -> None:
-    """Write the outputs of an encoder-decoder for each text.
+@dataclass(frozen=True)
+class _Job:
+    """What a command reads and writes.
 
     Args:
-        models: folders or names on the Hub; several predict together.
-        source: name of the input, table field that was given, and how to read it (see `open_texts`).
-        target: name of the output, output field that was given, its default, and the verb of the report.
+        input_name: name of the input.
+        source_field: table field of the texts, as given.
+        reading: how the texts are read (see `open_texts`).
+        output_name: name of the output.
+        output_field: table field of the outputs, as given.
+        default_field: table field of the outputs if none is given.
         replace: allow the rows of the table to have the output field already.
         n_best: as in `translate_lines`.
         prefix: text with which all outputs begin.
         fields: table fields with a "prefix" or "required" texts; None if not given.
         buffer_size: texts to read ahead.
         stream: write each word as soon as it is found.
-        options: options of `Translator`.
     """
-    from vaswani.files.line_files import LineWriter, check_not_input, check_not_json
-    from vaswani.inference.inputs import Column, for_tables, open_texts
 
-    if prefix is not None and (given := fields["prefix"]) is not None:
-        raise UserError(f"--prefix {prefix} and --prefix_field {given} exclude each other; give one")
-    if replace and n_best is not None:
-        raise UserError(
-            "--replace replaces a field by one text, without scores or alternatives; leave it out"
+    input_name: str
+    source_field: str | None
+    reading: dict[str, Any]
+    output_name: str
+    output_field: str | None
+    default_field: str
+    replace: bool
+    n_best: int | None
+    prefix: str | None
+    fields: dict[str, str | None]
+    buffer_size: int | None
+    stream: bool = False
+
+    def check(self) -> None:
+        """Raise `UserError` for options that exclude each other."""
+        if self.prefix is not None and (given := self.fields["prefix"]) is not None:
+            raise UserError(f"--prefix {self.prefix} and --prefix_field {given} exclude each other; give one")
+        if self.replace and self.n_best is not None:
+            raise UserError(
+                "--replace replaces a field by one text, without scores or alternatives; leave it out"
+            )
+        if self.n_best is not None and self.output_field is not None:
+            raise UserError(
+                f"--output_field {self.output_field} has no effect with scores or alternatives; leave it out"
+            )
+
+    def texts(self) -> "AbstractContextManager[Texts]":
+        """Open the texts."""
+        from vaswani.inference.inputs import Column, open_texts
+
+        options = {"prefix": "prefix_field", "required": "require_field"}
+        others = [
+            Column(field, options[name], words=name == "required")
+            for name, field in self.fields.items()
+            if field is not None
+        ]
+        if self.n_best is not None:
+            added, remedy = ["hypotheses", "problem", "source_cut_off"], "rename it"
+        else:
+            added = [] if self.replace else [self.output_field or self.default_field]
+            remedy = "choose another with --output_field, or --replace it"
+        return open_texts(
+            self.input_name,
+            self.source_field,
+            option="source_field",
+            added=added,
+            remedy=remedy,
+            others=others,
+            **self.reading,
         )
-    (input_name, field, how), (output_name, given_field, default_field, done) = source, target
-    output_field = given_field or default_field
-    if n_best is not None and given_field is not None:
-        raise UserError(
-            f"--output_field {given_field} has no effect with scores or alternatives; leave it out"
-        )
-    columns = {name: field for name, field in fields.items() if field is not None}
-    options_of = {"prefix": "prefix_field", "required": "require_field"}
-    others = [Column(each, options_of[name], name == "required") for name, each in columns.items()]
-    check_not_input(output_name, input_name)
-    added = [output_field] if n_best is None else ["hypotheses", "problem", "source_cut_off"]
-    added = [] if replace else added
-    where: dict[str, Any] = {"option": "source_field", **how}
-    where["remedy"] = "choose another with --output_field, or --replace it" if n_best is None else "rename it"
-    with open_texts(input_name, field, added=added, others=others, **where) as texts:
+
+    def check_lines(self, texts: "Texts") -> None:
+        """Raise `UserError` for an option of tables, or the name of a table, if the texts are lines."""
+        from vaswani.files.line_files import check_not_json
+        from vaswani.inference.inputs import for_tables
+
+        if texts.row is not None:
+            return
+        if self.replace or self.output_field is not None:
+            raise for_tables("--replace" if self.replace else "--output_field", self.input_name)
+        if self.n_best is None:
+            check_not_json(self.output_name, "add --scores or --n_best for lines of JSON")
+
+    def write(self, translator: "Translator", texts: "Texts", writer: "LineWriter") -> "LineReport":
+        """Write the output of each text."""
         from vaswani.inference.batches import BUFFERED_TEXTS
         from vaswani.inference.translate.files import stream_lines, translate_lines
+
+        common: dict[str, Any] = {"warn": warn, "prefix": self.prefix or ""}
+        if self.stream:
+            return stream_lines(translator, texts, partial(writer.write, end=""), **common)
+        with progress_of_texts(texts, self.output_name) as bar:
+            return translate_lines(
+                translator,
+                texts,
+                writer.write,
+                n_best=self.n_best,
+                buffer_size=self.buffer_size or (1 if texts.typed else BUFFERED_TEXTS),
+                progress=bar.update,
+                output_field=self.output_field or self.default_field,
+                columns=[name for name, field in self.fields.items() if field is not None],
+                **common,
+            )
+
+
+def _translate(job: _Job, models: list[str], **options: Any) -> "LineReport":
+    """Write the output of an encoder-decoder, or of several together, for each text of a job."""
+    from vaswani.files.line_files import LineWriter, check_not_input
+
+    job.check()
+    check_not_input(job.output_name, job.input_name)
+    with job.texts() as texts:
         from vaswani.inference.translate.phrases import check_prefix
         from vaswani.inference.translate.translation import Translator
 
-        if prefix is not None:
-            check_prefix(prefix, options["banned_phrases"] or ())
-        if texts.row is None and (replace or given_field is not None):
-            option = "--replace" if replace else "--output_field"
-            raise for_tables(option, input_name)
-        if texts.row is None and n_best is None:
-            check_not_json(output_name, "add --scores or --n_best for lines of JSON")
+        if job.prefix is not None:
+            check_prefix(job.prefix, options["banned_phrases"] or ())
+        job.check_lines(texts)
         begin_work()
-        with LineWriter(output_name) as writer:
+        with LineWriter(job.output_name) as writer:
             translator = Translator.from_pretrained(models, **options)
-            common: dict[str, Any] = {"warn": warn, "prefix": prefix or ""}
-            if stream:
-                report = stream_lines(translator, texts, partial(writer.write, end=""), **common)
-            else:
-                with progress_of_texts(texts, output_name) as bar:
-                    report = translate_lines(
-                        translator,
-                        texts,
-                        writer.write,
-                        n_best=n_best,
-                        buffer_size=buffer_size or (1 if texts.typed else BUFFERED_TEXTS),
-                        progress=bar.update,
-                        output_field=output_field,
-                        columns=[*columns],
-                        **common,
-                    )
-    warn(f"{done} {report}")
+            return job.write(translator, texts, writer)
