@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from accelerate.data_loader import prepare_data_loader
-from accelerate.utils import gather_object
 from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, EvalPrediction, Trainer, TrainerState
@@ -33,7 +32,6 @@ from transformers.trainer_utils import (
 
 from vaswani.data.batching import TokenBudgetBatchSampler, TokenBudgetStream
 from vaswani.data.bpe_dropout import BpeDropoutDataset, PairSplitter
-from vaswani.data.collation import IGNORED_LABEL
 from vaswani.data.sources.row_report import RowReport
 from vaswani.errors import StoppedError
 from vaswani.files.run_files import HISTORY
@@ -51,6 +49,7 @@ from vaswani.training.trainer.checkpoints import (
     given_checkpoint,
     unfinished_checkpoint,
 )
+from vaswani.training.trainer.evaluated_rows import EvaluatedRows
 from vaswani.training.trainer.final_average import FinalAverage
 from vaswani.training.trainer.finite_updates import FiniteUpdates
 from vaswani.training.trainer.loss_means import LOSS, LossMeans
@@ -487,34 +486,22 @@ class BaseTrainer(Trainer):
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         self.model.eval()
         self.callback_handler.eval_dataloader = dataloader
-        rows: list[tuple[int, Any, Any]] = []  # row number, prediction, labels
-        losses: list[tuple[tuple[int, ...], tuple[float, int]]] = []  # row numbers, (summed loss, labels)
+        evaluated = EvaluatedRows()
         for row_numbers, inputs in zip(dataloader.batch_sampler, dataloader, strict=True):
             loss, predictions, labels = self.prediction_step(self.model, inputs, loss_only, ignore_keys)
+            evaluated.add(row_numbers, predictions, labels)
             if loss is not None:
-                num_labels = int(inputs["labels"].ne(IGNORED_LABEL).sum())
-                losses.append((tuple(row_numbers), (loss.item() * num_labels, num_labels)))
-            columns = (_rows(batch, len(row_numbers)) for batch in (predictions, labels))
-            rows += zip(row_numbers, *columns, strict=True)
+                evaluated.add_loss(row_numbers, loss, inputs["labels"])
             self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
-        # Each row once, even if processes had the same batches.
-        gathered = {row[0]: row for row in gather_object(rows)}
-        rows = [gathered[number] for number in sorted(gathered)]
-        of_batches = [*dict(gather_object(losses)).values()]
-        return self._evaluation_output(dataloader.dataset, rows, of_batches, metric_key_prefix)
+        evaluated.gather()
+        return self._evaluation_output(dataloader.dataset, evaluated, metric_key_prefix)
 
-    def _evaluation_output(
-        self, dataset: Any, rows: list[tuple[int, Any, Any]], losses: list[tuple[float, int]], prefix: str
-    ) -> EvalLoopOutput:
-        metrics = {}
-        if losses:
-            metrics["loss"] = sum(loss for loss, _ in losses) / max(sum(count for _, count in losses), 1)
-        predictions, labels = (
-            _pad(column) for column in ([row[1] for row in rows], [row[2] for row in rows])
-        )
+    def _evaluation_output(self, dataset: Any, evaluated: EvaluatedRows, prefix: str) -> EvalLoopOutput:
+        predictions, labels, loss = evaluated.predictions(), evaluated.labels(), evaluated.loss()
+        metrics = {} if loss is None else {"loss": loss}
         metrics |= self.scores(dataset, predictions, labels)
         metrics = {f"{prefix}_{name}": value for name, value in metrics.items()}
-        return EvalLoopOutput(predictions, labels, metrics, num_samples=len(rows))  # type: ignore[arg-type]
+        return EvalLoopOutput(predictions, labels, metrics, num_samples=len(evaluated))  # type: ignore[arg-type]
 
     def scores(
         self, dataset: Any, predictions: np.ndarray | None, labels: np.ndarray | None
@@ -630,23 +617,3 @@ def lengths_of(dataset: Any, tokens: str, length: str) -> Sequence[int]:
 def _gpus(device: torch.device) -> list[torch.device]:
     """Return the device if it has its own random generator, besides the CPU's; otherwise an empty list."""
     return [device] if device.type == "cuda" else []
-
-
-def _rows(batch: torch.Tensor | None, num_rows: int) -> list[Any]:
-    if batch is None:
-        return [None] * num_rows
-    return list((batch.float() if batch.dtype == torch.bfloat16 else batch).cpu().numpy())
-
-
-def _pad(column: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    """Stack arrays that may differ in their first length to one array [rows, ...], padded with −100."""
-    arrays = [array for array in column if array is not None]
-    if not arrays:
-        return None
-    if len({array.shape for array in arrays}) == 1:
-        return np.stack(arrays)
-    longest = max(map(len, arrays))
-    padded = np.full((len(arrays), longest, *arrays[0].shape[1:]), IGNORED_LABEL, dtype=arrays[0].dtype)
-    for row, array in zip(padded, arrays, strict=True):
-        row[: len(array)] = array
-    return padded
