@@ -84,13 +84,8 @@ def load_checkpoint(
     device, dtype = _device(device), _dtype(dtype)
     directory = local_folder(name, revision)
     config = read_config(directory)
-    if auto_class is not None and not serves(auto_class, config):
-        problem, expected = _PURPOSES.get(
-            auto_class.__name__, (f"{auto_class.__name__} does not load", "a model that it does")
-        )
-        raise UserError(
-            f"{directory} holds a model of type {config.model_type!r}, which {problem}; expected {expected}"
-        )
+    if auto_class is not None:
+        _check_serves(auto_class, config, directory)
     adapts = holds_adapter(directory)
     weights = _adapted_folder(directory) if adapts else directory
     check_weights(weights, config)
@@ -111,6 +106,18 @@ def load_checkpoint(
         model = with_adapter(model, directory)
     check_vocabulary(directory, model, source_tokenizer, target_tokenizer, allow_mismatch=allow_mismatch)
     return model.to(device).eval(), source_tokenizer, target_tokenizer  # type: ignore[arg-type]
+
+
+def _check_serves(auto_class: Any, config: PreTrainedConfig, directory: Path) -> None:
+    """Raise a UserError unless an Auto class loads models of this type."""
+    if serves(auto_class, config):
+        return
+    problem, expected = _PURPOSES.get(
+        auto_class.__name__, (f"{auto_class.__name__} does not load", "a model that it does")
+    )
+    raise UserError(
+        f"{directory} holds a model of type {config.model_type!r}, which {problem}; expected {expected}"
+    )
 
 
 def _adapted_folder(adapter: Path) -> Path:

@@ -199,6 +199,15 @@ def _auto_class(config: PreTrainedConfig) -> str:
     return "AutoModelForSeq2SeqLM" if found == "AutoModel" and has_head else found
 
 
+def _running(auto_class: str, is_encoder_decoder: bool, decoder: str) -> str:
+    """Return the line of Python that runs a model and prints what it returns."""
+    if auto_class in ("AutoModelForSeq2SeqLM", "AutoModelForCausalLM"):
+        return f"print({decoder}.batch_decode(model.generate(**inputs), skip_special_tokens=True))"
+    if auto_class == "AutoModel" and is_encoder_decoder:
+        return "print(model.encoder(**inputs).last_hidden_state.shape)"
+    return _SHOWN.get(auto_class, "print(model(**inputs).logits)")
+
+
 def usage(
     config: PreTrainedConfig,
     repo_id: str,
@@ -219,14 +228,9 @@ def usage(
     """
     auto_class = _auto_class(config)
     decoder = "tokenizer" if target_tokenizer is None else "target_tokenizer"
-    run = _SHOWN.get(auto_class, "print(model(**inputs).logits)")
-    if auto_class in ("AutoModelForSeq2SeqLM", "AutoModelForCausalLM"):
-        run = f"print({decoder}.batch_decode(model.generate(**inputs), skip_special_tokens=True))"
-    elif auto_class == "AutoModel" and config.is_encoder_decoder:
-        run = "print(model.encoder(**inputs).last_hidden_state.shape)"
-
     examples = [example, *([] if second_example is None else [second_example])]
     texts = ", ".join(f"[{json.dumps(text, ensure_ascii=False)}]" for text in examples)
+    run = _running(auto_class, config.is_encoder_decoder, decoder)
 
     def snippet(first_line: str = "", options: str = "") -> str:
         place = f'"{repo_id}"{options}'
@@ -238,6 +242,9 @@ def usage(
                 f"base = {auto_class}.from_pretrained({json.dumps(adapts)}, config=config{options})",
                 f'model = PeftModel.from_pretrained(base, "{repo_id}")',
             ]
+        if target_tokenizer is not None:
+            subfolder = f'subfolder="{target_tokenizer}"'
+            loads.insert(0, f"{decoder} = AutoTokenizer.from_pretrained({place}, {subfolder})")
         lines = [
             f"{first_line}from transformers import {imports}\n",
             f"tokenizer = AutoTokenizer.from_pretrained({place})",
@@ -245,9 +252,6 @@ def usage(
             f'inputs = tokenizer({texts}, return_tensors="pt")',
             run,
         ]
-        if target_tokenizer is not None:
-            options = f'{place}, subfolder="{target_tokenizer}"'
-            lines.insert(2, f"{decoder} = AutoTokenizer.from_pretrained({options})")
         return "\n".join(["```python", *lines, "```"])
 
     if not isinstance(config, VaswaniFamilyConfig):

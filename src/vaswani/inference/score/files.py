@@ -86,22 +86,28 @@ def score_inputs(
                 report.not_scored += 1
                 warn(f"{texts.place} is not scored: {problem}")
         report.source_cut_off += any(score.cut_off for score in scores)
-        if isinstance(text, tuple) and isinstance(text[1], list):
-            order = sorted(range(len(scores)), key=lambda at: scorer.rank_key(scores[at]), reverse=True)
-            ranked = [(text[1][at], scores[at]) for at in order]
+        scored = text[1] if isinstance(text, tuple) else text
+        if isinstance(scored, list):
+            ranked = _ranked(scorer, scored, scores)
             report.empty += not ranked
-            for _, score in ranked[:1]:
-                corpus.add(score)
             listed = [_candidate(scorer, candidate, score) for candidate, score in ranked]
             cut_off = {"source_cut_off": True} if any(score.cut_off for score in scores) else {}
-            write(texts.record(**_replaced(texts.row or {}, target_field, listed), **cut_off))
-            continue
-        (score,) = scores
-        scored = text[1] if isinstance(text, tuple) else text
-        report.empty += scored is not None and not scored.strip()
-        corpus.add(score)
-        write(texts.record(**_names(texts, text), **_fields(score)))
+            fields = {**_replaced(texts.row or {}, target_field, listed), **cut_off}
+            best = [score for _, score in ranked[:1]]
+        else:
+            report.empty += scored is not None and not scored.strip()
+            best = scores
+            fields = {**_names(texts, text), **_fields(*scores)}
+        for score in best:
+            corpus.add(score)
+        write(texts.record(**fields))
     return corpus
+
+
+def _ranked(scorer: Scorer, candidates: list[Any], scores: list[Score]) -> list[tuple[Any, Score]]:
+    """Return the candidates of an n-best list with their scores, best first."""
+    pairs = zip(candidates, scores, strict=True)
+    return sorted(pairs, key=lambda pair: scorer.rank_key(pair[1]), reverse=True)
 
 
 def _items(text: Any) -> list[Any]:
