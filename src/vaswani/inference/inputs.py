@@ -285,12 +285,10 @@ def open_texts(
     if pair_field is not None:
         columns.insert(1, Column(pair_field, "text_pair_field", words))
     of_table = field is not None or pair_field is not None or bool(others)
-    rows: dict[str, Any] = {"added": added, "remedy": remedy}
-    is_table = name != STANDARD_STREAM and has_table_ending(name)
-    if is_table or (name == STANDARD_STREAM and of_table):
+    if has_table_ending(name) or (name == STANDARD_STREAM and of_table):
         if documents is not None:
             raise UserError(f"--documents is for plain text, and {name} is read as a table; leave it out")
-        with open_table(name, columns, **rows) as texts:
+        with open_table(name, columns, added=added, remedy=remedy) as texts:
             yield texts
         return
     if name.lower().endswith(COLUMN_ENDINGS):
@@ -322,7 +320,7 @@ def open_table(
         UserError: as `open_texts`.
     """
     rows: dict[str, Any] = {"added": added, "remedy": remedy}
-    if name != STANDARD_STREAM and has_table_ending(name) and Path(name).is_file():
+    if has_table_ending(name) and Path(name).is_file():
         with open_lines(name):  # raises if the file cannot be read
             pass
         yield _table(Path(name), columns, **rows)
