@@ -56,6 +56,15 @@ def test_a_sentencepiece_model_gives_its_own_tokens(options: dict[str, Any], tmp
 
 
 @pytest.mark.parametrize("rule", ["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf"])
+def test_half_width_katakana_with_sound_marks(rule: str, tmp_path: Path) -> None:
+    texts = [f"{chr(code)}{mark}ｽ" for code in range(0xFF61, 0xFFA0) for mark in ("ﾞ", "ﾟ", "")]
+    options = {"normalization_rule_name": rule, "byte_fallback": True, "vocab_size": 320}
+    file = write_sentencepiece(tmp_path / "spm.model", **options)
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(file))
+    assert sentencepiece_tokenizer(file)(texts, add_special_tokens=False).input_ids == theirs.encode(texts)
+
+
+@pytest.mark.parametrize("rule", ["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf"])
 def test_letters_that_are_written_in_parts_are_composed(rule: str, tmp_path: Path) -> None:
     texts = ["나는 학교에 갑니다", "오늘 날씨가 좋습니다", "Tôi đi học ở trường", "Điều này rất tốt", "Ça va"]
     options = {"normalization_rule_name": rule, "vocab_size": 120}

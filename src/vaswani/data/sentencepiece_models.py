@@ -10,6 +10,7 @@ first, because the library does not look for them.
 from __future__ import annotations
 
 import re
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -116,10 +117,22 @@ def _merges(pieces: Any, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
     ]
 
 
+def _voiced_katakana(mark: str, combining: str) -> Any:
+    """Replace a sound mark after half-width Katakana that compose with it by the combining mark."""
+    halves = (chr(code) for code in range(0xFF66, 0xFF9E))
+    letters = "".join(half for half in halves if len(unicodedata.normalize("NFKC", half + mark)) == 1)
+    return normalizers.Replace(Regex(f"(?<=[{letters}]){mark}"), combining)
+
+
+_VOICED_KATAKANA = (_voiced_katakana("\uff9e", "\u3099"), _voiced_katakana("\uff9f", "\u309a"))
+
+
 def _normalizer(spec: Any) -> Any:
-    steps: list[Any] = [normalizers.NFC()] if "nfkc" in spec.name else []
+    steps: list[Any] = []
     if spec.precompiled_charsmap:
         steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
+    if "nfkc" in spec.name:  # the map of a character does not see the marks after it, as SentencePiece does
+        steps = [normalizers.NFC(), *_VOICED_KATAKANA, *steps, normalizers.NFC()]
     if spec.remove_extra_whitespaces:
         steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     if spec.add_dummy_prefix:
