@@ -61,7 +61,7 @@ def check_positive(**values: int) -> None:
 
 def listing(names: Iterable[str]) -> str:
     """Return names for a message, at most 30."""
-    shown = [f"'{name}'" for name in names]
+    shown = [f"'{name}'" if name.isprintable() else repr(name) for name in names]
     return ", ".join(shown[:30]) + (f" and {len(shown) - 30} more" if len(shown) > 30 else "")
 
 

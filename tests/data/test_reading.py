@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from vaswani.data.sources import reading
 from vaswani.data.sources.reading import problem_of, read_text_pair, table_format
 from vaswani.errors import UserError
 
@@ -209,7 +210,36 @@ class TestTsv:
         assert rows == [None, ("only", None), ("", ""), ("a", "b")]
 
 
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "csv.gz", "tsv.gz", "jsonl.gz"])
+def test_files_with_the_line_ends_of_old_macs(tmp_path, ending):
+    separator = "\t" if "tsv" in ending else ","
+    content = jsonl(PAIRS[2:])
+    if "json" not in ending:
+        content = "".join(separator.join(row) + "\n" for row in [("source", "target"), *PAIRS[2:]])
+    path = write(tmp_path / f"a.{ending}", content.replace("\n", "\r"))
+    assert rows_of(path) == PAIRS[2:]
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "json", "csv.gz", "tsv.gz", "jsonl.gz"])
+def test_a_line_that_never_ends_is_named_before_it_fills_the_memory(tmp_path, monkeypatch, ending):
+    monkeypatch.setattr(reading, "LONGEST_LINE", 100)
+    row = ("a" * 60, "b" * 60)
+    separator = "\t" if "tsv" in ending else ","
+    if "json" in ending:
+        content = jsonl([("a", "b"), row])
+    else:
+        content = "\n".join(separator.join(each) for each in [("source", "target"), row])
+    path = write(tmp_path / f"a.{ending}", content)
+    with pytest.raises(UserError, match=rf"line 2 of {path} has more than 100 characters; expected a line"):
+        rows_of(path)
+    monkeypatch.setattr(reading, "LONGEST_LINE", 200)
+    assert rows_of(path)[-1] == row
+
+
 class TestTextPair:
+    def test_line_ends_of_old_macs(self, tmp_path):
+        assert self.read(tmp_path, "a\rb\r", "c\nd\n") == [("a", "c"), ("b", "d")]
+
     def read(self, tmp_path, source, target):
         return list(read_text_pair(write(tmp_path / "a.en", source), write(tmp_path / "a.de", target)))
 

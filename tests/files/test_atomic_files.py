@@ -27,6 +27,37 @@ def write_folder(output: Path, error: BaseException | None = None) -> None:
             raise error
 
 
+def test_a_process_that_is_killed_while_it_moves_files_leaves_no_configuration(tmp_path: Path) -> None:
+    """What is left at each moment is either whole or not a model, and the next command says what it is."""
+    names = ["a.json", "config.json", "model.safetensors", "z.py"]
+    for survived in range(len(names) + 1):
+        output = tmp_path / str(survived)
+        script = f"""
+import os
+from pathlib import Path
+from vaswani.files.atomic_files import whole_folder
+rename, left = Path.rename, [{survived}]
+def dying(*paths):
+    if left[0] == 0:
+        os._exit(9)
+    left[0] -= 1
+    return rename(*paths)
+Path.rename = dying
+with whole_folder(Path({str(output)!r}), "the model") as folder:
+    for name in {names}:
+        (folder / name).write_text(name)
+os._exit(0)
+"""
+        status = subprocess.run([sys.executable, "-c", script], check=False).returncode
+        assert status == (0 if survived == len(names) else 9)
+        found = [name for name in contents(output) if name in names]
+        assert len(found) == survived
+        assert ("config.json" in found) == (status == 0)
+        if 0 < survived < len(names):
+            with pytest.raises(UserError, match="a command was interrupted there, or is at work"):
+                check_output_folder(output, "the model")
+
+
 @pytest.mark.parametrize("name", ["new", "new/and/deep", "empty"])
 def test_a_folder_holds_all_of_its_files_or_is_as_it_was(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()

@@ -149,6 +149,14 @@ def test_a_line_that_does_not_end_is_named_and_does_not_fill_the_memory(monkeypa
         next(lines)
 
 
+@pytest.mark.parametrize("text", [b"one\rtwo", b"one\rtwo\r"])
+def test_line_ends_of_old_macs_are_not_taken_for_one_line(text: bytes) -> None:
+    with pytest.raises(UserError, match="ends its lines with carriage returns, as old Macs did; convert it"):
+        list(read_lines(io.BytesIO(text)))
+    for text in (b"one\r", b"one\r\n", b"one\rtwo\n"):
+        assert list(read_lines(io.BytesIO(text))) == [text]
+
+
 @pytest.mark.parametrize("packer", ["gzip", "bzip2", "xz", "zstd", "zip"])
 def test_a_packed_file_is_not_taken_for_text(packer: str, tmp_path: Path) -> None:
     path, text = tmp_path / "text.en", b"one two three\n" * 3

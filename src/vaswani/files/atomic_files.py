@@ -15,6 +15,8 @@ from vaswani.errors import RunError, UserError, is_full_disk, one_line
 from vaswani.files.json_files import finite_json, without_non_finite
 
 _HOST = socket.gethostname()[:40]
+_UNFINISHED = "unfinished-"
+_CONFIGURATION = "config.json"
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -44,15 +46,15 @@ def write_json(path: Path, value: Any) -> None:
 def unfinished_path(path: Path) -> Path:
     """Return the temporary path of this thread for a file or folder (see `discard_unfinished`)."""
     owner = f"{_HOST}-{os.getpid()}-{threading.get_native_id()}"
-    return path.with_name(f"unfinished-{owner}-{path.name[:40]}")
+    return path.with_name(f"{_UNFINISHED}{owner}-{path.name[:40]}")
 
 
 def discard_unfinished(folder: Path) -> None:
     """Delete temporary files that dead processes of this machine left in a folder."""
     if os.name != "posix":  # other systems have no harmless test for a process
         return
-    for path in folder.glob("unfinished-*"):
-        owner = re.match(rf"unfinished-{re.escape(_HOST)}-(\d+)-\d+-", path.name)
+    for path in folder.glob(f"{_UNFINISHED}*"):
+        owner = re.match(rf"{_UNFINISHED}{re.escape(_HOST)}-(\d+)-\d+-", path.name)
         if owner and not _is_alive(int(owner[1])):
             remove(path)
 
@@ -99,17 +101,20 @@ def check_empty(output: Path, what: str) -> None:
         return
     if not output.is_dir():
         raise UserError(f"output {output} is not an empty folder; give another one for {what} (it is a file)")
-    if found := next(output.iterdir(), None):
-        raise UserError(
-            f"output {output} is not an empty folder; give another one for {what} (it holds {found.name!r})"
-        )
+    names = sorted(path.name for path in output.iterdir())
+    if names:
+        reason = f"it holds {names[0]!r}"
+        if any(name.startswith(_UNFINISHED) for name in names):
+            reason = "a command was interrupted there, or is at work; if none is, delete the folder"
+        raise UserError(f"output {output} is not an empty folder; give another one for {what} ({reason})")
 
 
 @contextmanager
 def whole_folder(output: Path, what: str) -> Iterator[Path]:
     """Yield a temporary folder whose files move into `output` when the block succeeds.
 
-    After an error nothing is left, so the same command can be repeated.
+    After an error nothing is left, so the same command can be repeated. What a killed process leaves is not a
+    model, because its configuration is missing.
 
     Args:
         output: a folder that is empty or does not exist yet; it may be a mount point.
@@ -123,8 +128,10 @@ def whole_folder(output: Path, what: str) -> Iterator[Path]:
     unfinished, made = _make_unfinished(output, what)
     try:
         yield unfinished
-        for path in [*unfinished.iterdir()]:
+        for path in unfinished.rglob("*"):
             sync(path)
+        # Nothing loads a model without its configuration, which is therefore the last.
+        for path in sorted(unfinished.iterdir(), key=lambda path: (path.name == _CONFIGURATION, path.name)):
             moved.append(path.rename(output / path.name))
         unfinished.rmdir()
         sync(output)
@@ -150,7 +157,8 @@ def _make_unfinished(output: Path, what: str) -> tuple[Path, list[Path]]:
     made = [folder for folder in (output, *output.absolute().parents) if not os.path.exists(folder)]
     unfinished = unfinished_path(output / "folder")
     try:
-        discard_unfinished(output)
+        if output.is_dir() and all(path.name.startswith(_UNFINISHED) for path in output.iterdir()):
+            discard_unfinished(output)
         check_empty(output, what)
         unfinished.mkdir(parents=True)
     except OSError as error:

@@ -76,7 +76,7 @@ def read_lines(stream: BinaryIO) -> Iterator[bytes]:
             ) from error
         except OSError as error:
             raise RunError(f"cannot read line {number:,} of the input: {reason(error)}") from error
-        if number == 1 and (problem := not_utf8(line[:200])):
+        if number == 1 and (problem := not_utf8(line[:200]) or _of_old_macs(line)):
             raise UserError(f"the input {problem}")
         if len(line) > LONGEST_LINE:
             raise UserError(
@@ -94,6 +94,13 @@ def not_utf8(start: bytes) -> str | None:
         return "is UTF-16, not UTF-8; convert it (iconv -f UTF-16 -t UTF-8)"
     packer = next((name for name, mark in _PACKED.items() if re.match(mark, start)), None)
     return packer and f"is packed by {packer}; unpack it" + (", or name it .gz" if packer == "gzip" else "")
+
+
+def _of_old_macs(only_line: bytes) -> str | None:
+    r"""Return why an input without "\n" is not one line, with the remedy; None if it is."""
+    if only_line.endswith(b"\n") or b"\r" not in only_line.rstrip(b"\r\n"):
+        return None
+    return "ends its lines with carriage returns, as old Macs did; convert it (tr '\\r' '\\n')"
 
 
 def _is_utf16(start: bytes) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice, repeat, zip_longest
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,8 +37,8 @@ Row = tuple[Any, ...] | None  # (source, target) or (text,)
 ROWS_TO_FIND_FIELDS = 1000  # rows searched for fields, because JSON rows may have different ones
 ROWS_PER_BATCH = 1000
 LONGEST_SHOWN = 60  # characters of a cell in a message
-_BEGINNING = 2**20  # characters
-LONGEST_CSV_CELL = 1 << 24  # characters; limits the text that an unclosed quote takes in
+LONGEST_LINE = 1 << 23  # characters, of a CSV cell too: an unclosed quote takes in what follows
+_BEGINNING = 1 << 20  # characters
 
 
 def check_field(option: str, name: str, existing: Sequence[str], where: str) -> None:
@@ -87,14 +88,47 @@ def is_utf8(text: str) -> bool:
     return True
 
 
+class _LimitedLines(io.TextIOWrapper):
+    """A text file that refuses a line of more than `LONGEST_LINE` characters, which may never end."""
+
+    def __init__(self, path: Path, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._path, self._number = path, 0
+
+    def __next__(self) -> str:  # type: ignore[override]
+        self._number += 1
+        line = self.readline(LONGEST_LINE + 1)
+        if len(line) > LONGEST_LINE:
+            raise UserError(
+                f"line {self._number:,} of {self._path} has more than {LONGEST_LINE:,} characters; expected "
+                "a line feed after each row"
+            )
+        if not line:
+            raise StopIteration
+        return line
+
+
 @contextmanager
-def open_text(path: Path, newline: str = "\n") -> Iterator[TextIO]:
-    r"""Open a plain or gzipped text file without its byte order mark; newline as in `open`."""
-    opener = cast(Callable[..., TextIO], gzip.open if path.suffix.lower() == ".gz" else open)
+def open_text(path: Path) -> Iterator[TextIO]:
+    r"""Open a plain or gzipped text file without its byte order mark.
+
+    Lines end with "\n", or with "\r", as old Macs wrote, if the beginning of the file has no "\n".
+    """
+    with _opened(path, newline="\n") as file:
+        start = file.read(_BEGINNING)
+    with _opened(path, newline="\r" if "\r" in start and "\n" not in start else "\n") as file:
+        yield file
+
+
+@contextmanager
+def _opened(path: Path, newline: str) -> Iterator[TextIO]:
+    opener = gzip.open if path.suffix.lower() == ".gz" else open
     try:
-        with opener(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline=newline) as file:
-            _check_utf8(path, file)
-            yield file
+        with opener(path, "rb") as binary:
+            options: Any = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": newline}
+            with _LimitedLines(path, binary, **options) as file:
+                _check_utf8(path, file)
+                yield file
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path} is damaged or not gzip ({error}); write or download it again") from error
     except OSError as error:
@@ -110,7 +144,7 @@ def _check_utf8(path: Path, file: TextIO) -> None:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    r"""Yield the lines of a text file, without their \n or \r\n.
+    r"""Yield the lines of a text file, without their ends (see `open_text`).
 
     No other character ends a line: a lone carriage return, form feed, U+0085 or U+2028 inside a sentence
     would shift all later lines of this side against the other.
@@ -175,6 +209,8 @@ def json_array(path: Path) -> list[Any] | None:
         file.seek(0)
         try:
             values: list[Any] = parse_json(file.read())
+        except MemoryError as error:
+            raise UserError(f"{path} does not fit into memory; write it as JSON Lines (.jsonl)") from error
         except RepeatedKeyError as error:
             raise UserError(f"{path}: {error}; leave one of them") from error
         except (ValueError, RecursionError) as error:
@@ -235,9 +271,11 @@ def numbered_csv_cells(path: Path) -> Iterator[tuple[int, list[str] | None]]:
     If the header has no comma, the cells may be separated by semicolons, as spreadsheets write them where the
     comma is the decimal mark, or by tabs.
     """
-    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CSV_CELL))
-    line_end, separator = _csv_line_end_and_separator(path)
-    with open_text(path, newline=line_end) as file:
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE))
+    with open_text(path) as file:
+        header = next((line for line in file if not line.isspace()), "")
+    separator = next((mark for mark in (",", ";", "\t") if mark in header), ",")
+    with open_text(path) as file:
         reader = csv.reader(file, delimiter=separator, strict=True)
         while True:
             lines_before = reader.line_num
@@ -249,19 +287,6 @@ def numbered_csv_cells(path: Path) -> Iterator[tuple[int, list[str] | None]]:
                 yield from ((number + 1, None) for number in range(lines_before, reader.line_num))
             else:
                 yield lines_before + 1, cells
-
-
-def _csv_line_end_and_separator(path: Path) -> tuple[str, str]:
-    r"""Return the line end and the separator of a CSV file, found at its beginning.
-
-    The line end is "\r", as old Macs wrote, if the beginning has no "\n"; else "\n". Some programs write "\r"
-    in cells without quotes; with "\n" as the line end, it does not split the row.
-    """
-    with open_text(path) as file:
-        start = file.read(_BEGINNING)
-    line_end = "\r" if "\r" in start and "\n" not in start else "\n"
-    header = next((line for line in start.split(line_end) if line.strip()), "")
-    return line_end, next((mark for mark in (",", ";", "\t") if mark in header), ",")
 
 
 def _csv_cells(path: Path) -> Iterator[list[str] | None]:
