@@ -214,6 +214,18 @@ class TestMistakes:
         with pytest.raises(UserError, match=message):
             CorpusSpec(**spec)
 
+    @pytest.mark.parametrize("kind", ["pipe", "device", "link"])
+    def test_what_cannot_be_read_twice_is_named(self, tmp_path, kind):
+        path = tmp_path / "rows.jsonl"
+        if kind == "pipe":
+            os.mkfifo(path)
+        else:
+            path.symlink_to("/dev/null" if kind == "device" else tmp_path / "gone")
+        with pytest.raises(
+            UserError, match=rf"^{path} is a pipe, a device or a broken link, and a corpus is"
+        ):
+            load_corpus(CorpusSpec(train_file=[str(path)]))
+
     def test_a_missing_file_of_any_split_is_named_before_anything_is_read(self, data, cache):
         spec = CorpusSpec(train_file=write(data, "a.csv"), validation_file=[str(data / "gone.jsonl")])
         with pytest.raises(UserError, match=r"^no such file: .*gone\.jsonl$"):
@@ -269,7 +281,7 @@ class TestMistakes:
             list(load(files, streaming=True).splits["train"])
 
     def test_a_file_damaged_in_the_middle_leaves_nothing_behind(self, data, cache):
-        (name,) = write(data, "a.jsonl.gz", PAIRS * 5000)
+        (name,) = write(data, "a.jsonl.gz", PAIRS * 20_000)
         content = Path(name).read_bytes()
         Path(name).write_bytes(content[: len(content) // 2])
         with pytest.raises(UserError, match="is damaged"):

@@ -9,6 +9,7 @@ import json
 import os
 import random
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -210,3 +211,16 @@ def test_a_model_that_is_saved_anew_does_not_meet_the_hashes_of_the_one_before(t
     model.save_pretrained(folder)
     again, *_ = load_checkpoint(folder, device="cpu")
     assert torch.equal(again.get_input_embeddings().weight, model.get_input_embeddings().weight)
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027])
+def test_weights_can_be_read_by_whoever_can_read_the_other_files(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        folder = save_toy_checkpoint(tmp_path)
+        write_hashes(folder)
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in folder.rglob("*") if file.is_file()} == {
+        0o666 & ~mask
+    }

@@ -7,6 +7,7 @@ model without that file, as other software saves it, is not checked.
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 from vaswani.data.tokenization import TARGET_SUBFOLDER
@@ -27,10 +28,15 @@ _OF_TOKENIZERS = (
 
 
 def write_hashes(folder: Path) -> None:
-    """Write the hashes of the saved model and tokenizers in a folder."""
+    """Write the hashes of the saved model and tokenizers in a folder.
+
+    Weights also get the permissions of other new files; safetensors lets nobody but their owner read them.
+    """
     files = _found(folder, _OF_MODEL) | tokenizer_files(folder)
     hashes = {name: sha256_of(files[name]) for name in sorted(files)}
     write_whole(folder / HASHES, (json.dumps({"sha256": hashes}, indent=2) + "\n").encode())
+    for path in files.values():
+        shutil.copymode(folder / HASHES, path)
 
 
 def tokenizer_files(folder: Path) -> dict[str, Path]:

@@ -288,11 +288,17 @@ def load_weights(
                 local_files_only=True,
                 output_loading_info=True,
                 trust_remote_code=False,
-                **options,
+                **{**options, "ignore_mismatched_sizes": True},  # reported below
             )
     except Exception as error:  # from torch, safetensors or transformers
         reason = one_line(error.__cause__ or error)
         raise UserError(f"the weights in {directory} cannot be loaded: {reason}") from error
+    if not options.get("ignore_mismatched_sizes"):
+        for name, stored, expected in sorted(report["mismatched_keys"]):
+            raise UserError(
+                f"the weights in {directory} hold {name} as {[*stored]}, and its config.json needs "
+                f"{[*expected]}; they do not belong together: use another checkpoint"
+            )
     check_finite(_saved_tensors(model), directory)
     return model, report
 

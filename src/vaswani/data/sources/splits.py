@@ -202,8 +202,13 @@ def existing_file(name: str) -> Path:
     path = Path(name).expanduser()
     if path.is_dir():
         raise UserError(f"{name} is a folder, not a file; give a folder as dataset")
-    if not path.is_file():
+    if not os.path.lexists(path):
         raise UserError(f"no such file: {name}")
+    if not path.is_file():
+        raise UserError(
+            f"{name} is a pipe, a device or a broken link, and a corpus is read more than once; write it "
+            "to a file first"
+        )
     if not os.access(path, os.R_OK):
         raise UserError(f"cannot read {name}: permission denied")
     return path
