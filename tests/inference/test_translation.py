@@ -1,6 +1,7 @@
 """What a `Translator` promises, on a toy language with a half-trained model."""
 
 import copy
+import json
 from itertools import count, islice
 from typing import Any
 from unittest.mock import Mock, patch
@@ -550,3 +551,22 @@ def test_the_best_of_a_list_is_that_of_the_search_whatever_the_model_asks_for(fi
 def test_a_translation_without_hypotheses_has_an_empty_text() -> None:
     assert Translation("one").text == ""
     assert Translation("one", (Hypothesis("1", True), Hypothesis("2", True))).text == "1"
+
+
+@pytest.mark.parametrize(
+    "field", [{"bad_words_ids": [[10_000_000]]}, {"repetition_penalty": 0.0}, {"suppress_tokens": "x"}]
+)
+def test_a_generation_config_that_the_library_refuses(tmp_path, field):
+    save_toy_checkpoint(tmp_path)
+    path = tmp_path / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | field))
+    with pytest.raises(UserError, match="generation_config"):
+        Translator.from_pretrained(tmp_path)(["one two"])
+
+
+def test_a_configuration_that_asks_for_tuples(tmp_path):
+    save_toy_checkpoint(tmp_path)
+    expected = Translator.from_pretrained(tmp_path)(["one two three"])
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"return_dict": False}))
+    assert Translator.from_pretrained(tmp_path)(["one two three"]) == expected

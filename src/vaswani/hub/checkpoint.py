@@ -84,6 +84,7 @@ def load_checkpoint(
     device, dtype = _device(device), _dtype(dtype)
     directory = local_folder(name, revision)
     config = read_config(directory)
+    config.return_dict = True  # some configurations ask for tuples
     if auto_class is not None:
         _check_serves(auto_class, config, directory)
     adapts = holds_adapter(directory)
@@ -251,6 +252,10 @@ def _check_special_tokens(generation: GenerationConfig, model: PreTrainedModel) 
                 raise ValueError(f"{name}={token!r} must be the number of a token")
             if output is not None and token >= len(output.weight):
                 raise ValueError(f"{name}={token} is outside the vocabulary of {len(output.weight)} tokens")
+    for name in ("suppress_tokens", "begin_suppress_tokens"):
+        tokens = getattr(generation, name) or []
+        if not isinstance(tokens, list) or any(type(token) is not int for token in tokens):
+            raise ValueError(f"{name}={tokens!r} must be a list of the numbers of tokens")
     if model.config.is_encoder_decoder:
         for name in ("decoder_start_token_id", "eos_token_id"):
             of_model, given = getattr(model.config, name, None), getattr(generation, name)

@@ -20,7 +20,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from vaswani.errors import UserError
+from vaswani.errors import UserError, one_line
 from vaswani.inference.cross_attention import check_returns_weights, coverage, cross_attention
 from vaswani.inference.decoding import LengthLimits, MinimumLengths, position_limit
 from vaswani.inference.forced_prefixes import ForcedPrefixes
@@ -182,21 +182,26 @@ class TorchEngine(Engine):
             processors.append(SeededSampling(seeds, max(limits), options.sampling))
         criteria: list[StoppingCriteria] = [LengthLimits(torch.tensor(limits, device=self.model.device))]
         given = {} if stream is None else {"streamer": stream}
-        sequences = self.model.generate(
-            **inputs,
-            num_return_sequences=num_return_sequences,
-            do_sample=False,
-            use_cache=True,  # training may have disabled it in the configuration
-            max_new_tokens=None,
-            max_length=1 + max(limits),
-            return_dict_in_generate=False,
-            forced_eos_token_id=None,  # some configurations force it at the batch's maximum length
-            stopping_criteria=StoppingCriteriaList([*criteria, *given.values()]),
-            logits_processor=LogitsProcessorList(processors),
-            **given,
-            **start_options,
-            **self._options_of_generate(options),
-        )
+        try:
+            sequences = self.model.generate(
+                **inputs,
+                num_return_sequences=num_return_sequences,
+                do_sample=False,
+                use_cache=True,  # training may have disabled it in the configuration
+                max_new_tokens=None,
+                max_length=1 + max(limits),
+                return_dict_in_generate=False,
+                forced_eos_token_id=None,  # some configurations force it at the batch's maximum length
+                stopping_criteria=StoppingCriteriaList([*criteria, *given.values()]),
+                logits_processor=LogitsProcessorList(processors),
+                **given,
+                **start_options,
+                **self._options_of_generate(options),
+            )
+        except UserError:
+            raise
+        except ValueError as error:  # the options of a search are checked before; only the model's are left
+            raise UserError(f"the generation_config of the model is refused: {one_line(error)}") from error
         finite.check(self.model)
         return sequences
 
