@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 import side_by_side
 from vaswani.cli.splits import located
-from vaswani.data.sources.corpus import CorpusSpec, load_corpus
+from vaswani.data.sources.corpus import load_corpus
+from vaswani.data.sources.corpus_spec import CorpusSpec
 from vaswani.evaluation.confidence import Estimate, resampled_scores
 from vaswani.evaluation.text_metrics import METRICS_OF_TASK, score_texts
 
