@@ -19,6 +19,7 @@ from vaswani.errors import RunError, UserError
 from vaswani.inference.translate import ctranslate2_engine
 from vaswani.inference.translate.ctranslate2_engine import CTranslate2Engine
 from vaswani.inference.translate.engine import SearchOptions
+from vaswani.interop import export_folder
 from vaswani.interop.to_ctranslate2 import export_to_ctranslate2
 
 ctranslate2 = pytest.importorskip("ctranslate2")
@@ -224,6 +225,37 @@ def test_generation_config_does_what_it_does_with_torch(values, exported, tmp_pa
     for ours, theirs in zip(expected, found, strict=True):
         for one, other in zip(ours.hypotheses, theirs.hypotheses, strict=True):
             assert (other.complete, other.log_prob) == (one.complete, pytest.approx(one.log_prob, rel=1e-4))
+
+
+def test_a_forced_first_token_does_not_count_in_the_ranking(exported, tmp_path):
+    """The tag of a language may be improbable. The best translation is the same in lists of any length."""
+    folder = copied(exported, tmp_path / "copy", forced_bos_token_id=TWO)
+    model = toy_model()
+    model.generation_config.update(forced_bos_token_id=TWO)
+    by_torch = Translator(model, toy_tokenizer(), num_beams=4)
+    best = by_torch(SENTENCES[:20])  # without scores, in the order of the search
+    for translator in (by_torch, engine_translator(folder, num_beams=4)):
+        for n_best in (1, 4):
+            found = [each.text for each in translator.translate(SENTENCES[:20], n_best=n_best)]
+            assert found == best
+
+
+def test_a_row_without_a_prefix_is_translated_as_if_no_row_had_one(tmp_path):
+    """A model whose best translation of this sentence is empty."""
+    fields = {
+        "position_embedding": "none",
+        "embedding_norm": True,
+        "final_norm": True,
+        "layer_norm_eps": 1e-3,
+    }
+    fields |= {"scale_embedding": False, "activation_function": "silu"}
+    save_toy_checkpoint(tmp_path / "model", True, **fields)
+    export_folder(str(tmp_path / "model"), tmp_path / "exported", "ctranslate2")
+    translator = engine_translator(tmp_path / "exported", num_beams=4)
+    sentence = "six nine seven five seven nine five"
+    assert translator([sentence]) == [""]
+    found = translator.translate([sentence, sentence], prefixes=["", "3"])
+    assert [each.text[:1] for each in found] == ["", "3"]
 
 
 def test_what_the_model_adds_itself_is_not_added_twice(exported, tmp_path):

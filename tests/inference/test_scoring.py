@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from toy_translation import toy_model, toy_rows, toy_tokenizer
-from vaswani.inference.translate.scoring import sequence_log_probs
+from vaswani.inference.translate.scoring import target_log_probs
 
 
 @pytest.mark.parametrize("logits_at_once", [1, 1 << 26])
@@ -22,7 +22,9 @@ def test_log_probs_are_the_summed_losses_of_each_pair(logits_at_once: int, targe
     sequences = torch.tensor([[1, *ids, *more] for ids, more in zip(labels, rest, strict=True)])
     lengths = torch.tensor([len(ids) for ids in labels])
     with patch("vaswani.inference.translate.scoring._LOGITS_AT_ONCE", logits_at_once):
-        log_probs = sequence_log_probs(model, batch["input_ids"], batch["attention_mask"], sequences, lengths)
+        log_probs = target_log_probs(
+            model, batch["input_ids"], batch["attention_mask"], sequences, lengths
+        ).sum(1)
     expected = []
     for row, ids in enumerate(labels):
         source = tokenizer(sources[row // targets_per_source], return_tensors="pt")["input_ids"]

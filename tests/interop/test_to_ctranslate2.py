@@ -157,7 +157,9 @@ def test_scores_of_a_causal_model_are_equal(fields, tmp_path):
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("fields", [*FIELDS, {"token_type_vocab_size": 0}, {"pooler": False}], ids=str)
+@pytest.mark.parametrize(
+    "fields", [*FIELDS, {"scale_embedding": True}, {"token_type_vocab_size": 0}, {"pooler": False}], ids=str
+)
 def test_states_of_an_encoder_are_equal(fields, tmp_path):
     tokenizer, _ = toy_tokenizers()
     model = make(VaswaniEncoderModel, len(tokenizer), **fields)

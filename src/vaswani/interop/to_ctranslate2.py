@@ -172,7 +172,8 @@ def _encoder_stack(
         embeddings_merge=common_spec.EmbeddingsMerge.ADD,
     )
     if token_types is not None:
-        spec.embeddings[1].weight = _numbers(token_types.weight)
+        # CTranslate2 multiplies the sum of both embeddings by the scale.
+        spec.embeddings[1].weight = _numbers(token_types.weight / ours.embed_tokens.embed_scale)
     _fill_stack(spec, spec.embeddings[0], config, ours, max_positions)
     return spec
 

@@ -133,7 +133,7 @@ class CTranslate2Engine(Engine):
             if is_changed and (with_scores or options.num_beams > 1):
                 if options.num_beams > 1:
                     found = self._with_prefix_only_hypotheses(rows, found, call)
-                found = self._scored(rows, found, call.start)
+                found = self._scored(rows, found, call)
         self._check_finite(found)
         best = [ranked(outputs, options)[:n_best] for outputs in found]
         if with_scores:
@@ -230,14 +230,15 @@ class CTranslate2Engine(Engine):
         own limit, if it is higher.
         """
         found: dict[int, list[Output]] = {}
-        again: dict[tuple[int, int], list[int]] = defaultdict(list)
+        again: dict[tuple[int, int, bool], list[int]] = defaultdict(list)
         for group in _similar(rows):
             lowest = min(rows[number].limit for number in group)
             for number, outputs in self._translate(rows, group, lowest, call).items():
                 found[number] = outputs
                 if rows[number].limit > lowest and not all(output.complete for output in outputs):
-                    again[rows[number].limit, rows[number].least].append(number)
-        for (limit, _), group in again.items():
+                    row = rows[number]
+                    again[row.limit, row.least, bool(row.prefix)].append(number)
+        for (limit, *_), group in again.items():
             found |= self._translate(rows, group, limit, call)
         return [found[number] for number in range(len(rows))]
 
@@ -297,12 +298,12 @@ class CTranslate2Engine(Engine):
                         found[number] = [*found[number], Output(bare, True)]
         return found
 
-    def _scored(self, rows: list[_Row], found: list[list[Output]], start: list[str]) -> list[list[Output]]:
+    def _scored(self, rows: list[_Row], found: list[list[Output]], call: _Call) -> list[list[Output]]:
         """Return hypotheses with the model's own log-probabilities."""
         end = self.folder.config["eos_token"]  # scoring adds it
         sources = [row.source for row, outputs in zip(rows, found, strict=True) for _ in outputs]
         targets = [[self._target_tokens[token] for token in output.token_ids] for output in chain(*found)]
-        given = [[*start, *(target[:-1] if target[-1] == end else target)] for target in targets]
+        given = [[*call.start, *(target[:-1] if target[-1] == end else target)] for target in targets]
         longest = 1 + max(map(len, given))
         scored = self._translator.score_batch(
             sources,
@@ -310,10 +311,15 @@ class CTranslate2Engine(Engine):
             max_input_length=0,
             max_batch_size=most_rows(longest * len(self._target_tokens)),
         )
+        num_forced = len(call.forced)
         sums = iter(
-            sum(result.log_probs[: len(target)]) for result, target in zip(scored, targets, strict=True)
+            {
+                "log_prob": sum(result.log_probs[: len(target)]),
+                "forced_log_prob": sum(result.log_probs[:num_forced]),
+            }
+            for result, target in zip(scored, targets, strict=True)
         )
-        return [[replace(output, log_prob=next(sums)) for output in outputs] for outputs in found]
+        return [[replace(output, **next(sums)) for output in outputs] for outputs in found]
 
     def _check_finite(self, found: list[list[Output]]) -> None:
         """Raise a RunError if a score is NaN or infinite."""
@@ -363,9 +369,13 @@ class _Call:
 
 
 def _similar(rows: Sequence[_Row]) -> Iterator[list[int]]:
-    """Yield groups of row numbers with equal minimum lengths and similar limits."""
+    """Yield groups of row numbers with equal minimum lengths and similar limits, with or without prefixes.
+
+    If a row of a call has a prefix, the others may not end with their first token.
+    """
     group: list[int] = []
-    for number in sorted(range(len(rows)), key=lambda number: (rows[number].least, -rows[number].limit)):
+    keys = [(bool(row.prefix), row.least, -row.limit) for row in rows]
+    for number in sorted(range(len(rows)), key=keys.__getitem__):
         if group and not _share_a_call(rows[group[0]], rows[number]):
             yield group
             group = []
@@ -374,7 +384,8 @@ def _similar(rows: Sequence[_Row]) -> Iterator[list[int]]:
 
 
 def _share_a_call(first: _Row, row: _Row) -> bool:
-    return first.least == row.least and first.limit - row.limit < SIMILAR_LIMITS
+    is_alike = (bool(first.prefix), first.least) == (bool(row.prefix), row.least)
+    return is_alike and first.limit - row.limit < SIMILAR_LIMITS
 
 
 def _check_generation_config(folder: CTranslate2Folder) -> None:

@@ -141,6 +141,8 @@ class Output:
         token_ids: tokens of the target, with the end token and without the start token.
         complete: whether it ends with the end token, and not at the length limit.
         log_prob: the sum of the natural log-probabilities of the tokens; None without scores.
+        forced_log_prob: the part of `log_prob` that belongs to a first token which the model forces
+            (`forced_bos_token_id`), such as the tag of a language. Searches do not count it.
         coverage: what `SearchOptions.coverage_penalty` adds to its score.
         attention: for each occurrence of the token `SearchOptions.attention_of`, its attention weights over
             the source tokens.
@@ -149,14 +151,19 @@ class Output:
     token_ids: list[int]
     complete: bool
     log_prob: float | None = None
+    forced_log_prob: float = 0.0
     coverage: float = 0.0
     attention: tuple[tuple[float, ...], ...] = ()
 
     def score(self, length_penalty: Any) -> float | None:
-        """Return `log_prob` / lp(Y) + `coverage`, lp from a `GNMTLengthPenalty`; None without scores."""
+        """Return (`log_prob` - `forced_log_prob`) / lp(Y) + `coverage`; None without scores.
+
+        lp is from a `GNMTLengthPenalty`.
+        """
         if self.log_prob is None:
             return None
-        return self.log_prob / length_penalty.of(len(self.token_ids)) + self.coverage
+        chosen = self.log_prob - self.forced_log_prob
+        return chosen / length_penalty.of(len(self.token_ids)) + self.coverage
 
 
 def ranked(outputs: Iterable[Output], options: SearchOptions) -> list[Output]:

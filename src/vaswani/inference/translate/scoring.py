@@ -54,25 +54,25 @@ def token_log_probs(
     return torch.cat(log_probs)
 
 
-def sequence_log_probs(
+def target_log_probs(
     model: PreTrainedModel,
     input_ids: torch.Tensor,
     attention_mask: torch.Tensor,
     sequences: torch.Tensor,
     lengths: torch.Tensor,
 ) -> torch.Tensor:
-    """Return log P(Y|X) of each target: the sum of the natural log-probabilities of its tokens.
+    """Return the log-probabilities of the tokens of targets, the same number for each source.
 
     Args:
         model, input_ids, attention_mask, lengths: as in `token_log_probs`.
         sequences: int64 [S·K, 1 + T]: start token and target; the K targets of a source are adjacent.
 
     Returns:
-        float32 [S·K].
+        float32 [S·K, T]; 0 for ignored tokens. The sum of a row is log P(Y|X).
     """
     sources = torch.arange(len(input_ids), device=sequences.device)
     source_of_row = sources.repeat_interleave(len(sequences) // len(input_ids))
-    return token_log_probs(model, input_ids, attention_mask, sequences, lengths, source_of_row).sum(dim=1)
+    return token_log_probs(model, input_ids, attention_mask, sequences, lengths, source_of_row)
 
 
 def log_probs_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

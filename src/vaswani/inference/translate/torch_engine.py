@@ -28,7 +28,7 @@ from vaswani.inference.required_phrases import RequiredPhrases, missing_phrases
 from vaswani.inference.sampling import SeededSampling
 from vaswani.inference.translate.engine import Demands, Engine, Output, SearchOptions, ranked
 from vaswani.inference.translate.finite_scores import FiniteScores, check_finite_scores
-from vaswani.inference.translate.scoring import sequence_log_probs
+from vaswani.inference.translate.scoring import target_log_probs
 from vaswani.inference.translate.token_stream import TokenStream
 from vaswani.unwritten_padding import unwritten_padding
 
@@ -121,7 +121,7 @@ class TorchEngine(Engine):
         )
         lengths, complete = self._endings(sequences[:, 1:], most.repeat_interleave(returned))
         found = _Found(inputs, sequences, lengths, complete)
-        outputs = self._outputs(found, options, with_scores or ranks)
+        outputs = self._outputs(found, options, prompt_length, with_scores or ranks)
         per_source = returned * copies
         groups = [outputs[start : start + per_source] for start in range(0, len(outputs), per_source)]
         return [
@@ -210,16 +210,20 @@ class TorchEngine(Engine):
         of_model = self.generation_config.forced_bos_token_id
         return 1 if start_options.get("forced_bos_token_id", of_model) is None else 2
 
-    def _outputs(self, found: _Found, options: SearchOptions, with_scores: bool) -> list[Output]:
+    def _outputs(
+        self, found: _Found, options: SearchOptions, prompt_length: int, with_scores: bool
+    ) -> list[Output]:
         """Return the hypotheses of all sources."""
         count = len(found.sequences)
-        log_probs, coverages, attention = [None] * count, [0.0] * count, [()] * count
+        log_probs, forced, coverages, attention = [None] * count, [0.0] * count, [0.0] * count, [()] * count
         if with_scores:
-            scores = sequence_log_probs(
+            scores = target_log_probs(
                 self.model, **found.inputs, sequences=found.sequences, lengths=found.lengths
             )
             check_finite_scores(scores.isfinite().all(), self.model)
-            log_probs = scores.tolist()
+            log_probs = scores.sum(dim=1).tolist()
+            if prompt_length > 1:
+                forced = scores[:, 0].tolist()
         token = options.attention_of
         attends = token == "all" or (token is not None and bool((found.sequences == token).any()))
         if options.coverage_penalty or attends:
@@ -231,7 +235,7 @@ class TorchEngine(Engine):
                 coverages = (options.coverage_penalty * covered).tolist()
             attention = _attention_of(token, found, weights, source_mask)
         tokens = found.sequences[:, 1:].tolist()
-        columns = (found.complete.tolist(), log_probs, coverages, attention)
+        columns = (found.complete.tolist(), log_probs, forced, coverages, attention)
         rows = zip(tokens, found.lengths.tolist(), strict=True)
         return [Output(row[:length], *rest) for (row, length), *rest in zip(rows, *columns, strict=True)]
 
