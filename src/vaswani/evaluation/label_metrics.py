@@ -60,7 +60,10 @@ class LabelMetric(evaluate.Metric):
         return [set()] * len(rows)
 
     def by_label(self, predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, dict[str, float]]:
-        """Return `precision`, `recall`, `f1` and `support` (true number) of each label, sorted."""
+        """Return the scores of each label, sorted: `precision`, `recall`, `f1`, and `support`.
+
+        The support of a label is how often it occurs in the references.
+        """
         right, predicted, true = Counter[str](), Counter[str](), Counter[str]()
         items = self.items_of([*predictions, *references])
         for found, sought in zip(items[: len(references)], items[len(references) :], strict=True):
@@ -89,8 +92,8 @@ class LabelMetric(evaluate.Metric):
 class ClassificationMetric(LabelMetric):
     """Accuracy, the unweighted mean F1 of the labels that occur, and Matthews' correlation, −1 to 1.
 
-    The correlation is Gorodkin's R_K (2004, doi:10.1016/j.compbiolchem.2004.09.006);
-    it is 0 if predictions or references are all the same.
+    The correlation is Gorodkin's R_K (2004, doi:10.1016/j.compbiolchem.2004.09.006). It is 0 if predictions
+    or references are all the same.
     """
 
     names: ClassVar = {"accuracy": "accuracy", "macro_f1": "macro F1", "matthews": "Matthews' correlation"}

@@ -146,7 +146,7 @@ def _pickled_tensors(file: Path) -> dict[str, StoredTensor]:
 
 def _unknown_value(config: PreTrainedConfig, error: Exception) -> str | None:
     """Return which setting has the value that the library did not find in a table, such as an activation."""
-    if not isinstance(error, KeyError):
+    if not isinstance(error, KeyError) or len(error.args) != 1:
         return None
     (value,) = error.args
     names = [name for name, set_to in config.to_dict().items() if set_to == value]
