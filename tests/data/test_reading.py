@@ -222,7 +222,7 @@ def test_files_with_the_line_ends_of_old_macs(tmp_path, ending):
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "json", "csv.gz", "tsv.gz", "jsonl.gz"])
 def test_a_line_that_never_ends_is_named_before_it_fills_the_memory(tmp_path, monkeypatch, ending):
-    monkeypatch.setattr(reading, "LONGEST_LINE", 100)
+    monkeypatch.setattr(reading, "LONGEST_ROW", 100)
     row = ("a" * 60, "b" * 60)
     separator = "\t" if "tsv" in ending else ","
     if "json" in ending:
@@ -232,7 +232,7 @@ def test_a_line_that_never_ends_is_named_before_it_fills_the_memory(tmp_path, mo
     path = write(tmp_path / f"a.{ending}", content)
     with pytest.raises(UserError, match=rf"line 2 of {path} has more than 100 characters; expected a line"):
         rows_of(path)
-    monkeypatch.setattr(reading, "LONGEST_LINE", 200)
+    monkeypatch.setattr(reading, "LONGEST_ROW", 200)
     assert rows_of(path)[-1] == row
 
 

@@ -15,7 +15,7 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 from library_tokenizers import TARGETS
 from library_translators import save_translator
 from tiny import tiny_model
-from toy_translation import toy_marian, toy_model, toy_sources, toy_tokenizer
+from toy_translation import save_toy_checkpoint, toy_marian, toy_model, toy_sources, toy_tokenizer
 from vaswani.data.text_codec import TextCodec
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.errors import UserError
@@ -148,6 +148,16 @@ def test_each_line_has_phrases_of_its_own_in_any_batch(kind: str, num_beams: int
         assert all(phrase in text for text in of_line for phrase in phrases)
         if not phrases:
             assert of_line == of_plain
+
+
+def test_a_translation_with_required_phrases_does_not_depend_on_its_batch(tmp_path: Path) -> None:
+    """A model of which beams with and without the next token of a phrase tied, and rounding decided."""
+    fields: dict[str, Any] = {"norm_order": "pre", "activation_function": "gelu_new"}
+    save_toy_checkpoint(tmp_path, True, **fields, lm_head_bias=True, tie_word_embeddings=False)
+    translator = Translator.from_pretrained(tmp_path, num_beams=4, required_phrases=["7 7"])
+    sources = toy_sources(30, seed=-1)
+    together = [each.text for each in translator.translate(sources)]
+    assert [next(iter(translator.translate([source]))).text for source in sources] == together
 
 
 def test_a_translation_that_has_its_phrases_stays_and_scores_are_the_models() -> None:

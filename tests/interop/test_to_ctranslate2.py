@@ -28,6 +28,7 @@ from vaswani.cli import run
 from vaswani.data.text_codec import TextCodec
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError
+from vaswani.hub.run_metadata import read_settings
 from vaswani.interop.folders import export_folder
 from vaswani.interop.to_ctranslate2 import ACTIVATIONS, QUANTIZATIONS, export_to_ctranslate2
 
@@ -241,6 +242,18 @@ def test_a_folder_is_exported_with_tokenizers_and_settings(tmp_path, capsys):
     assert sum(a == b for a, b in zip(texts, expected, strict=True)) >= 2, (texts, expected)
     assert run(arguments) == 2
     assert "is not an empty folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["export"], ["export", "--to", "onnx"], ["export", "--to", "marian"], ["convert", "--to", "marian"]],
+)
+def test_a_checkpoint_inside_a_run_keeps_the_settings_of_the_run(command, tmp_path):
+    """`vaswani evaluate` reads the columns of the training there."""
+    checkpoint = save_toy_checkpoint(tmp_path / "run" / "checkpoint-7")
+    (tmp_path / "run" / "training_config.yaml").write_text("source_field: en\ntarget_field: de\n")
+    assert run([command[0], str(checkpoint), str(tmp_path / "out"), *command[1:]]) == 0
+    assert read_settings(tmp_path / "out") == {"source_field": "en", "target_field": "de"}
 
 
 def test_a_pretrained_encoder_is_exported_without_its_head(tmp_path, capsys):

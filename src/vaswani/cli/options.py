@@ -393,19 +393,19 @@ def takes_options_of(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add the parameters of a function to a command, which gets them as `**options`."""
     shared = [*inspect.signature(declaration).parameters.values()]
-    return lambda command: _with_options(command, shared, lambda options: None)
+    return lambda command: _with_options(command, shared)
 
 
 def takes_loading_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options of `FromPretrained.from_pretrained` to a command, which gets them as `**loading`."""
     shared = [_DECLARED[name] for name in ("revision", "device", "dtype", "allow_mismatch")]
-    return _with_options(command, shared, lambda options: None)
+    return _with_options(command, shared)
 
 
 def _with_options(
     command: Callable[..., None],
     shared: list[inspect.Parameter],
-    adapt: Callable[[dict[str, Any]], None],
+    adapt: Callable[[dict[str, Any]], None] = lambda options: None,
 ) -> Callable[..., None]:
     """Return a command with further options.
 

@@ -109,8 +109,13 @@ def read_settings(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: the file cannot be read.
     """
+    return _read(settings_file(folder), load_yaml) or {}
+
+
+def settings_file(folder: Path) -> Path:
+    """Return the file with the settings of a run, whose folder or checkpoint is given; it may not exist."""
     of_run = is_checkpoint(folder) and not (folder / SETTINGS_FILE).exists()
-    return _read((folder.resolve().parent if of_run else folder) / SETTINGS_FILE, load_yaml) or {}
+    return (folder.resolve().parent if of_run else folder) / SETTINGS_FILE
 
 
 def check_holds_model(folder: Path) -> Path:

@@ -261,7 +261,12 @@ def check_finite_files(directory: Path) -> None:
 
 
 def load_weights(
-    directory: Path, model_class: Any, config: PreTrainedConfig, **options: Any
+    directory: Path,
+    model_class: Any,
+    config: PreTrainedConfig,
+    *,
+    ignore_mismatched_sizes: bool = False,
+    **options: Any,
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Load a model from a local folder without running a checkpoint's own code.
 
@@ -269,6 +274,7 @@ def load_weights(
         directory: the folder.
         model_class: the model's class, or an Auto class.
         config: the model's configuration.
+        ignore_mismatched_sizes: leave out weights whose shapes differ from the configuration.
         options: options of `from_pretrained`.
 
     Returns:
@@ -288,17 +294,18 @@ def load_weights(
                 local_files_only=True,
                 output_loading_info=True,
                 trust_remote_code=False,
-                **{**options, "ignore_mismatched_sizes": True},  # reported below
+                ignore_mismatched_sizes=True,  # reported below
+                **options,
             )
     except Exception as error:  # from torch, safetensors or transformers
         reason = one_line(error.__cause__ or error)
         raise UserError(f"the weights in {directory} cannot be loaded: {reason}") from error
-    if not options.get("ignore_mismatched_sizes"):
-        for name, stored, expected in sorted(report["mismatched_keys"]):
-            raise UserError(
-                f"the weights in {directory} hold {name} as {[*stored]}, and its config.json needs "
-                f"{[*expected]}; they do not belong together: use another checkpoint"
-            )
+    if not ignore_mismatched_sizes and (mismatched := sorted(report["mismatched_keys"])):
+        name, stored, expected = mismatched[0]
+        raise UserError(
+            f"the weights in {directory} hold {name} as {[*stored]}, and its config.json needs "
+            f"{[*expected]}; they do not belong together: use another checkpoint"
+        )
     check_finite(_saved_tensors(model), directory)
     return model, report
 

@@ -28,6 +28,9 @@ from transformers import LogitsProcessor
 from vaswani.errors import UserError
 
 Spelling = Sequence[int]  # the tokens of a phrase
+# The next token of a begun phrase exceeds the likeliest one by this. Less would be rounded off when a beam
+# search adds the scores of the tokens before.
+_MARGIN = 1e-3
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,7 @@ class RequiredPhrases(LogitsProcessor):
             scores.fill_(-math.inf)
             scores[next_token] = best
         elif begun is not None:
-            scores[next_token] = torch.nextafter(best, best.new_tensor(math.inf))
+            scores[next_token] = best + _MARGIN
 
 
 def tokens_needed(phrases: Sequence[Phrase]) -> int:

@@ -164,8 +164,13 @@ def attend(
     # Under autocast, rotary embeddings return float32.
     query, key = query.to(value.dtype), key.to(value.dtype)
     wants_weights = _wants_weights(kwargs)
-    if pattern is None:
-        return _cross_attend(module, query, key, value, attention_mask, scaling, dropout, wants_weights)
+    if pattern is None:  # cross-attention, with a mask of any kind
+        if attention_mask is not None and attention_mask.dtype == BOTH_WAYS:
+            attention_mask = attention_mask.bool()
+        inputs = (module, query, key, value, attention_mask)
+        if wants_weights:
+            return eager_attention_forward(*inputs, scaling, dropout)
+        return sdpa_attention_forward(*inputs, dropout=dropout, scaling=scaling, is_causal=False)
     groups = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     padding_mask, past_length = _read_mask(attention_mask, pattern, query.shape[2], key.shape[2])
@@ -177,25 +182,6 @@ def attend(
         output_attentions=wants_weights or (continues and dropout > 0),
     )
     return output[..., :value_width].contiguous(), weights  # some models call `view` on it
-
-
-def _cross_attend(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float,
-    dropout: float,
-    wants_weights: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute dense attention with a mask of any kind."""
-    if attention_mask is not None and attention_mask.dtype == BOTH_WAYS:
-        attention_mask = attention_mask.bool()
-    inputs = (module, query, key, value, attention_mask)
-    if wants_weights:
-        return eager_attention_forward(*inputs, scaling, dropout)
-    return sdpa_attention_forward(*inputs, dropout=dropout, scaling=scaling, is_causal=False)
 
 
 def _of_one_width(*states: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -17,7 +17,7 @@ from vaswani.files.atomic_files import check_output_folder, whole_folder
 from vaswani.files.run_files import SETTINGS_FILE
 from vaswani.hub.checkpoint import load_checkpoint, local_folder
 from vaswani.hub.hashes import tokenizer_files, write_hashes
-from vaswani.hub.run_metadata import read_config
+from vaswani.hub.run_metadata import read_config, settings_file
 from vaswani.hub.vocabulary import check_vocabulary
 from vaswani.hub.weights import check_places, check_weights, holds_adapter, load_weights
 from vaswani.interop.combination import combine
@@ -308,9 +308,9 @@ def _save(
 
 
 def _keep_settings(run: Path, folder: Path) -> None:
-    """Copy the settings of a training, if they are recorded.
+    """Copy the settings of a training, whose run or checkpoint is given, if they are recorded.
 
     With them, `predict` and `evaluate` use the same columns and lengths, and a demo recognizes a summarizer.
     """
-    if (run / SETTINGS_FILE).is_file():
-        copyfile(run / SETTINGS_FILE, folder / SETTINGS_FILE)
+    if (settings := settings_file(run)).is_file():
+        copyfile(settings, folder / SETTINGS_FILE)

@@ -69,12 +69,25 @@ void softmax(float* scores, const float* bias, int64_t padded) {
   for (int64_t s = 0; s < padded; s += WIDTH) store(scores + s, share * load(scores + s));
 }
 
-// Zeros dropped weights, and scales kept weights. `end` is the end of the memory of all `kept`.
-void drop(const float* from, const uint8_t* kept, const uint8_t* end, float scale, int64_t queries, int64_t keys,
-          int64_t padded, float* to) {
-  for (int64_t t = 0; t < queries; t++)
+// `attention_native.py` has the same structure.
+struct Call {
+  int64_t batch, heads, queries, keys, width, threads;
+  States query, key, value, output, upstream, grad_query, grad_key, grad_value;
+  const float* mask;  // added to the scores, or null; its strides in numbers follow
+  int64_t mask_batch, mask_head, mask_row, mask_column;
+  const uint8_t* kept;  // of the weights [B, H, T, S], or null
+  float* weights;       // [B, H, T, P]
+  double scaling, kept_scale;
+};
+
+// Zeros what belongs to dropped weights of one head of one row, [T, P], and scales the rest.
+void drop(const Call& c, int64_t pair, const float* from, float* to) {
+  const int64_t padded = in_whole_vectors(c.keys), area = c.queries * c.keys;
+  const uint8_t *kept = c.kept + pair * area, *end = c.kept + c.batch * c.heads * area;  // of all heads and rows
+  const auto scale = static_cast<float>(c.kept_scale);
+  for (int64_t t = 0; t < c.queries; t++)
     for (int64_t s = 0; s < padded; s += WIDTH) {  // after the last key, weights and gradients are zero
-      const uint8_t* here = kept + t * keys + s;
+      const uint8_t* here = kept + t * c.keys + s;
       Bytes bytes = {};
       std::memcpy(&bytes, here, here + WIDTH <= end ? WIDTH : end - here);
       const Integers is_kept = __builtin_convertvector(bytes, Integers);
@@ -87,17 +100,6 @@ void drop(const float* from, const uint8_t* kept, const uint8_t* end, float scal
 
 extern "C" {
 
-// `attention_native.py` has the same structure.
-struct Call {
-  int64_t batch, heads, queries, keys, width, threads;
-  States query, key, value, output, upstream, grad_query, grad_key, grad_value;
-  const float* mask;  // added to the scores, or null; its strides in numbers follow
-  int64_t mask_batch, mask_head, mask_row, mask_column;
-  const uint8_t* kept;  // of the weights [B, H, T, S], or null
-  float* weights;       // [B, H, T, P]
-  double scaling, kept_scale;
-};
-
 int64_t vaswani_size_of_Call() { return sizeof(Call); }
 
 int64_t vaswani_vector_width() { return WIDTH; }
@@ -105,7 +107,6 @@ int64_t vaswani_vector_width() { return WIDTH; }
 void vaswani_attention(const Call* call) {
   const Call c = *call;
   const int64_t padded = in_whole_vectors(c.keys), area = c.queries * padded;
-  const uint8_t* kept_end = c.kept + c.batch * c.heads * c.queries * c.keys;
 #pragma omp parallel num_threads(c.threads)
   {
     std::vector<float> memory((2 * c.queries + 2 * padded) * c.width + area + padded);
@@ -125,9 +126,7 @@ void vaswani_attention(const Call* call) {
           read_mask(mask ? mask + t * c.mask_row : nullptr, c.mask_column, c.keys, padded, bias);
         softmax(weights + t * padded, bias, padded);
       }
-      if (c.kept)
-        drop(weights, c.kept + pair * c.queries * c.keys, kept_end, static_cast<float>(c.kept_scale), c.queries,
-             c.keys, padded, dropped);
+      if (c.kept) drop(c, pair, weights, dropped);
       product<false>(c.queries, c.width, padded, c.kept ? dropped : weights, value, output, false);
       store_rows(output, c.queries, c.width, c.output.at(b, h), c.output.row);
     }
@@ -137,7 +136,6 @@ void vaswani_attention(const Call* call) {
 void vaswani_attention_backward(const Call* call) {
   const Call c = *call;
   const int64_t padded = in_whole_vectors(c.keys), area = c.queries * padded;
-  const uint8_t* kept_end = c.kept + c.batch * c.heads * c.queries * c.keys;
 #pragma omp parallel num_threads(c.threads)
   {
     const int64_t longest = std::max(padded, c.queries);
@@ -149,16 +147,15 @@ void vaswani_attention_backward(const Call* call) {
     for (int64_t pair = 0; pair < c.batch * c.heads; pair++) {
       const int64_t b = pair / c.heads, h = pair % c.heads;
       const float *weights = c.weights + pair * area, *used = weights;
-      const auto scale = static_cast<float>(c.scaling), kept_scale = static_cast<float>(c.kept_scale);
+      const auto scale = static_cast<float>(c.scaling);
       copy_rows(c.query.at(b, h), c.query.row, c.queries, c.width, scale, query);
       copy_rows(c.upstream.at(b, h), c.upstream.row, c.queries, c.width, 1.0f, upstream);
       copy_rows(c.key.at(b, h), c.key.row, c.keys, c.width, scale, key);
       transpose(c.value.at(b, h), c.value.row, c.keys, c.width, padded, value);
       product<false>(c.queries, padded, c.width, upstream, value, gradient, false);
       if (c.kept) {
-        const uint8_t* kept = c.kept + pair * c.queries * c.keys;
-        drop(gradient, kept, kept_end, kept_scale, c.queries, c.keys, padded, gradient);
-        drop(weights, kept, kept_end, kept_scale, c.queries, c.keys, padded, dropped);
+        drop(c, pair, gradient, gradient);
+        drop(c, pair, weights, dropped);
         used = dropped;
       }
       product<true>(padded, c.width, c.queries, used, upstream, result, false);

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice, repeat, zip_longest
+from itertools import chain, islice, repeat, zip_longest
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -30,15 +30,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from vaswani.errors import UserError, listing
-from vaswani.files.line_files import not_utf8, paragraphs
+from vaswani.files.line_files import LONGEST_LINE, not_utf8, paragraphs
 
 Row = tuple[Any, ...] | None  # (source, target) or (text,)
 
 ROWS_TO_FIND_FIELDS = 1000  # rows searched for fields, because JSON rows may have different ones
 ROWS_PER_BATCH = 1000
 LONGEST_SHOWN = 60  # characters of a cell in a message
-LONGEST_LINE = 1 << 23  # characters, of a CSV cell too: an unclosed quote takes in what follows
-_BEGINNING = 1 << 20  # characters
+LONGEST_ROW = 2 * LONGEST_LINE  # characters, for two texts; of a CSV cell too, as quotes may not be closed
+_BEGINNING = 1 << 20  # bytes
 
 
 def check_field(option: str, name: str, existing: Sequence[str], where: str) -> None:
@@ -89,7 +89,7 @@ def is_utf8(text: str) -> bool:
 
 
 class _LimitedLines(io.TextIOWrapper):
-    """A text file that refuses a line of more than `LONGEST_LINE` characters, which may never end."""
+    """A text file that refuses a line of more than `LONGEST_ROW` characters, which may never end."""
 
     def __init__(self, path: Path, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -97,10 +97,10 @@ class _LimitedLines(io.TextIOWrapper):
 
     def __next__(self) -> str:  # type: ignore[override]
         self._number += 1
-        line = self.readline(LONGEST_LINE + 1)
-        if len(line) > LONGEST_LINE:
+        line = self.readline(LONGEST_ROW + 1)
+        if len(line) > LONGEST_ROW:
             raise UserError(
-                f"line {self._number:,} of {self._path} has more than {LONGEST_LINE:,} characters; expected "
+                f"line {self._number:,} of {self._path} has more than {LONGEST_ROW:,} characters; expected "
                 "a line feed after each row"
             )
         if not line:
@@ -113,34 +113,26 @@ def open_text(path: Path) -> Iterator[TextIO]:
     r"""Open a plain or gzipped text file without its byte order mark.
 
     Lines end with "\n", or with "\r", as old Macs wrote, if the beginning of the file has no "\n".
+
+    Raises:
+        UserError: the file cannot be read, is damaged, or is UTF-16 or compressed and would be read as
+            meaningless texts.
     """
-    with _opened(path, newline="\n") as file:
-        start = file.read(_BEGINNING)
-    with _opened(path, newline="\r" if "\r" in start and "\n" not in start else "\n") as file:
-        yield file
-
-
-@contextmanager
-def _opened(path: Path, newline: str) -> Iterator[TextIO]:
     opener = gzip.open if path.suffix.lower() == ".gz" else open
     try:
         with opener(path, "rb") as binary:
+            start = binary.read(_BEGINNING)
+            binary.seek(0)
+            if problem := not_utf8(start[:200]):
+                raise UserError(f"{path} {problem}")
+            newline = "\r" if b"\r" in start and b"\n" not in start else "\n"
             options: Any = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": newline}
             with _LimitedLines(path, binary, **options) as file:
-                _check_utf8(path, file)
                 yield file
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path} is damaged or not gzip ({error}); write or download it again") from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _check_utf8(path: Path, file: TextIO) -> None:
-    """Raise a UserError for UTF-16 and compressed files, which would be read as meaningless texts."""
-    start = file.read(200)
-    file.seek(0)
-    if problem := not_utf8(start.encode("utf-8", "surrogateescape")):
-        raise UserError(f"{path} {problem}")
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -271,12 +263,11 @@ def numbered_csv_cells(path: Path) -> Iterator[tuple[int, list[str] | None]]:
     If the header has no comma, the cells may be separated by semicolons, as spreadsheets write them where the
     comma is the decimal mark, or by tabs.
     """
-    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE))
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_ROW))
     with open_text(path) as file:
-        header = next((line for line in file if not line.isspace()), "")
-    separator = next((mark for mark in (",", ";", "\t") if mark in header), ",")
-    with open_text(path) as file:
-        reader = csv.reader(file, delimiter=separator, strict=True)
+        start = _up_to_header(file)
+        separator = next((mark for mark in (",", ";", "\t") if mark in "".join(start)), ",")
+        reader = csv.reader(chain(start, file), delimiter=separator, strict=True)
         while True:
             lines_before = reader.line_num
             try:
@@ -287,6 +278,16 @@ def numbered_csv_cells(path: Path) -> Iterator[tuple[int, list[str] | None]]:
                 yield from ((number + 1, None) for number in range(lines_before, reader.line_num))
             else:
                 yield lines_before + 1, cells
+
+
+def _up_to_header(lines: Iterable[str]) -> list[str]:
+    """Read up to the first line that is not blank, and return these lines; none from an empty file."""
+    start: list[str] = []
+    for line in lines:
+        start.append(line)
+        if not line.isspace():
+            break
+    return start
 
 
 def _csv_cells(path: Path) -> Iterator[list[str] | None]:

@@ -361,10 +361,8 @@ class BaseTrainer(Trainer):
             finally:
                 self._unfinished = None
             self.accelerator.wait_for_everyone()  # now all have written their part
-            if (best_step := state.best_global_step) is not None:
-                best = checkpoint_of(run_folder, best_step)
-                if best_step == state.global_step or best.exists():
-                    state.best_model_checkpoint = str(best)
+            if state.best_global_step == state.global_step:
+                state.best_model_checkpoint = str(checkpoint_of(run_folder, state.global_step))
             if args.should_save:
                 for name, module in self.extra_modules.items():
                     save_file(module.state_dict(), folder / f"{name}.safetensors")

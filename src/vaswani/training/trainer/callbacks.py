@@ -141,9 +141,9 @@ class ResumedRun(TrainerCallback):
         """Replace intervals, patience and paths, which the library has restored from the checkpoint."""
         state.compute_steps(args, state.max_steps)
         state.num_train_epochs = self.trainer.num_epochs
-        if state.best_global_step:  # its path is another one if the run was moved, and the library ignores it
-            best = checkpoint_of(self.trainer.output_dir, state.best_global_step)
-            state.best_model_checkpoint = str(best) if best.is_dir() else state.best_model_checkpoint
+        best = checkpoint_of(self.trainer.output_dir, state.best_global_step or 0)
+        if best.is_dir():  # its path is another one if the run was moved, and the library ignores it
+            state.best_model_checkpoint = str(best)
         for callback in self.trainer.callback_handler.callbacks:
             if isinstance(callback, EarlyStoppingCallback) and args.early_stopping_patience is not None:
                 callback.early_stopping_patience = args.early_stopping_patience
