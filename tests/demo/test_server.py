@@ -19,7 +19,7 @@ from toy_translation import save_toy_checkpoint, toy_model, toy_tokenizer
 from vaswani import Translator, VaswaniEncoderModel
 from vaswani.cli import run
 from vaswani.demo import build_demo
-from vaswani.demo.server import serve
+from vaswani.demo.server import LARGEST_REQUEST, serve
 
 # Of a process: the connections that it tries, which are written to standard error.
 WATCHED = """
@@ -66,6 +66,12 @@ def serving(models: Path, **variables: str) -> Iterator[tuple[subprocess.Popen[s
             process.kill()
 
 
+def pieces(size: int) -> Iterator[bytes]:
+    """A body that does not state its size."""
+    for _ in range(0, size, 2**16):
+        yield b"0" * 2**16
+
+
 @pytest.mark.slow
 @pytest.mark.process
 def test_a_signal_ends_the_server_which_tells_nobody(models: Path) -> None:
@@ -81,6 +87,9 @@ def test_a_signal_ends_the_server_which_tells_nobody(models: Path) -> None:
         upload = {"files": ("a.bin", b"0" * 100_000)}
         stored = httpx.post(f"{address}gradio_api/upload", files=upload, trust_env=False)
         assert stored.status_code >= 400
+        for body in (b"0" * (LARGEST_REQUEST + 1), pieces(LARGEST_REQUEST + 1)):
+            sent = httpx.post(f"{address}gradio_api/queue/join", content=body, trust_env=False)
+            assert sent.status_code == 413
         host, port = address.removeprefix("http://").rstrip("/").split(":")
         assert host == "127.0.0.1"
         process.send_signal(signal.SIGTERM)

@@ -46,7 +46,6 @@ def test_a_full_disk(error, tmp_path):
         RuntimeError(
             "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes. Error code 12"
         ),
-        MemoryError(),
     ],
 )
 def test_out_of_memory_names_the_option_that_helps(error, tmp_path):
@@ -54,6 +53,11 @@ def test_out_of_memory_names_the_option_that_helps(error, tmp_path):
         "out of memory: set activation_checkpointing=true, as a resumed run may too, or start a new run with "
         "a lower max_tokens_per_batch"
     )
+
+
+def test_memory_that_rows_fill_is_not_blamed_on_batches(tmp_path):
+    message = describe_failure(caused_by(MemoryError(), "while reading"), tmp_path)
+    assert message.startswith("out of memory outside of the model: ")
 
 
 def test_a_model_that_does_not_fit_is_not_blamed_on_its_batches():

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 ADDRESS = "127.0.0.1"
 FONTS = ("system-ui", "sans-serif")
 MONOSPACED = ("ui-monospace", "monospace")
+LARGEST_REQUEST = 1 << 24  # bytes; a page of text is a few thousand
 
 
 def usable_port(port: int) -> int:
@@ -83,7 +84,7 @@ def launch_options() -> dict[str, Any]:
         "inbrowser": False,
         "theme": _theme(),
         "max_file_size": 1,  # of an upload, in bytes: the page has none
-        "app_kwargs": {"middleware": [_own_hosts_alone()]},
+        "app_kwargs": {"middleware": [_own_hosts_alone(), _limited_bodies()]},
     }
 
 
@@ -93,6 +94,42 @@ def _own_hosts_alone() -> Any:
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
     return Middleware(TrustedHostMiddleware, allowed_hosts=[ADDRESS, "localhost"])
+
+
+def _limited_bodies() -> Any:
+    """Refuse requests whose body is larger than `LARGEST_REQUEST`, which would be read into memory whole."""
+    from starlette.middleware import Middleware
+
+    return Middleware(_LimitedBodies)
+
+
+class _LimitedBodies:
+    """ASGI middleware that answers a request with a too large body by status 413.
+
+    A body without a stated length is counted while it arrives.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        from starlette.exceptions import HTTPException
+        from starlette.responses import PlainTextResponse
+
+        arrived = 0
+        stated = dict(scope.get("headers", ())).get(b"content-length", b"0")
+
+        async def counted() -> Any:
+            nonlocal arrived
+            message = await receive()
+            arrived += len(message.get("body", b""))
+            if arrived > LARGEST_REQUEST:
+                raise HTTPException(413)
+            return message
+
+        too_large = int(stated) > LARGEST_REQUEST
+        app = PlainTextResponse("the request is too large", 413) if too_large else self.app
+        await app(scope, counted, send)
 
 
 def _theme() -> gr.Theme:

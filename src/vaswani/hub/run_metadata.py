@@ -93,13 +93,13 @@ def read_run_metadata(folder: Path, config: PreTrainedConfig | None = None) -> R
         config=config,
         num_parameters=count_parameters(config),
         settings=read_settings(folder),
-        corpus=_read(folder / CORPUS_FILE, json.loads),
-        evaluation=_read(folder / EVALUATION_FILE, json.loads),
+        corpus=_object(folder / CORPUS_FILE),
+        evaluation=_object(folder / EVALUATION_FILE),
         distillation=_read(folder / DISTILLATION_REPORT, str) or "",
         has_plot=(folder / DISTILLATION_PLOT).is_file(),
         target_tokenizer=TARGET_SUBFOLDER if (folder / TARGET_SUBFOLDER).is_dir() else None,
-        averaged=tuple(_read(folder / AVERAGED_FILE, json.loads).get("checkpoints", ())),
-        adapter=_read(folder / ADAPTER_CONFIG, json.loads),
+        averaged=tuple(_object(folder / AVERAGED_FILE).get("checkpoints", ())),
+        adapter=_object(folder / ADAPTER_CONFIG),
     )
 
 
@@ -203,6 +203,14 @@ def auto_class_of(config: PreTrainedConfig) -> Any:
         if known is not None and (not names or {each.__name__ for each in classes} & set(names)):
             return auto_class
     return AutoModel
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; empty if there is no file."""
+    value = _read(path, json.loads)
+    if not isinstance(value, dict):
+        raise UserError(f"{path} must hold a JSON object, not {value!r:.40}; correct it, or move it away")
+    return value
 
 
 def _read(path: Path, parse: Callable[[str], Any]) -> Any:

@@ -57,6 +57,8 @@ def _cause(error: BaseException, output_dir: Path) -> str:
     text = one_line(error)
     if _is_lost_peer(error):
         return f"another process of this training is gone; see its last message ({text})"
+    if any(isinstance(link, MemoryError) for link in causes(error)):  # of Python; PyTorch raises others
+        return "out of memory outside of the model: end other programs, or train on fewer or shorter rows"
     if is_out_of_memory(error):
         return (
             "out of memory: set activation_checkpointing=true, as a resumed run may too, or start a new run "
