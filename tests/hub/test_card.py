@@ -368,11 +368,11 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
         read_run_metadata(folder)
 
 
-@pytest.mark.parametrize("name", ["corpus.json", "evaluation.json"])
-def test_a_file_that_holds_no_object_is_named(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["training_config.yaml", "corpus.json", "evaluation.json"])
+def test_a_file_of_another_kind_is_named(tmp_path: Path, name: str) -> None:
     folder = save_toy_checkpoint(tmp_path / "toy")
     (folder / name).write_text("[1, 2]")
-    with pytest.raises(UserError, match=rf"{name} must hold a JSON object, not \[1, 2\]"):
+    with pytest.raises(UserError, match=rf"{name} must hold names and values, not \[1, 2\]"):
         read_run_metadata(folder)
 
 

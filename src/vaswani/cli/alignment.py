@@ -23,6 +23,7 @@ from vaswani.cli.options import (
     takes_loading_options,
 )
 from vaswani.cli.screen import begin_work, progress_of_texts, warn
+from vaswani.cli.splits import pair_fields_of_training
 from vaswani.errors import UserError
 
 
@@ -33,8 +34,12 @@ def align(
     input_name: PairsName = "-",
     target_file: TargetFile = None,
     output_name: OutputName = "-",
-    source_field: Annotated[str | None, table_field("source_field", "sources", "source")] = None,
-    target_field: Annotated[str | None, table_field("target_field", "targets", "target")] = None,
+    source_field: Annotated[
+        str | None, table_field("source_field", "sources", "as in training, or source")
+    ] = None,
+    target_field: Annotated[
+        str | None, table_field("target_field", "targets", "as in training, or target")
+    ] = None,
     output_field: Annotated[
         str | None, typer.Option("--output_field", help="Field to add to the rows of a table. [alignment]")
     ] = None,
@@ -145,7 +150,14 @@ def align(
     added = output_field or "alignment"
     with ExitStack() as stack:
         pairs, _ = stack.enter_context(
-            open_pairs(input_name, target_file, source_field, target_field, added=[added])
+            open_pairs(
+                input_name,
+                target_file,
+                source_field,
+                target_field,
+                defaults=pair_fields_of_training(model),
+                added=[added],
+            )
         )
         if pairs.row is None and output_field is not None:
             raise for_tables(f"--output_field {output_field}", input_name)

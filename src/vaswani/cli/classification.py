@@ -136,7 +136,7 @@ def _check_none(fields: dict[str, str | None], reader: str, found: str) -> None:
 
 def _with_labels(name: str, fields: dict[str, str | None], folder: Path) -> _Way:
     """Open texts, pairs or a tagger's words; fields that are not given are those of the training."""
-    from vaswani.hub.run_metadata import read_settings
+    from vaswani.files.run_records import read_settings
     from vaswani.inference.batches import BUFFERED_TEXTS
     from vaswani.inference.classify.classification import Classifier, task_of_checkpoint
     from vaswani.inference.classify.files import ADDED, predict_texts
@@ -153,7 +153,7 @@ def _with_labels(name: str, fields: dict[str, str | None], folder: Path) -> _Way
 
 def _with_answers(name: str, fields: dict[str, str | None], folder: Path) -> _Way:
     """Open questions, each with its text."""
-    from vaswani.hub.run_metadata import read_settings
+    from vaswani.files.run_records import read_settings
     from vaswani.inference.answer.answering import PAIRS_AT_ONCE, QuestionAnswerer
     from vaswani.inference.answer.files import answer_questions, open_questions
 

@@ -16,6 +16,7 @@ from vaswani.cli.options import (
     takes_loading_options,
 )
 from vaswani.cli.screen import begin_work, progress_of_texts, warn
+from vaswani.cli.splits import field_of_training
 from vaswani.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def embed(
             help="JSON Lines; or a .npy or .safetensors file, which needs memory for all vectors.",
         ),
     ] = "-",
-    text_field: Annotated[str | None, table_field("text_field", "text", "text")] = None,
+    text_field: Annotated[str | None, table_field("text_field", "text", "as in training, or text")] = None,
     words: Annotated[bool, typer.Option("--words", help="Compute one vector per word.")] = False,
     tokens: Annotated[bool, typer.Option("--tokens", help="Compute one vector per token.")] = False,
     pooling: Annotated[
@@ -109,7 +110,8 @@ def embed(
         **loading,
     }
     begin_work()
-    where: dict[str, Any] = {"option": "text_field", "default": "text", "added": added_fields(unit)}
+    default = field_of_training(model, "text_field", "text")
+    where: dict[str, Any] = {"option": "text_field", "default": default, "added": added_fields(unit)}
     with open_texts(input_name, text_field, **where) as texts:
         embedder = Embedder.from_pretrained(model, revision=revision, **options)
         buffer_size = 1 if texts.typed else BUFFERED_TEXTS

@@ -25,6 +25,7 @@ from vaswani.cli.options import (
     takes_loading_options,
 )
 from vaswani.cli.screen import begin_work, progress_of_texts, warn
+from vaswani.cli.splits import field_of_training, pair_fields_of_training
 from vaswani.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,12 +42,15 @@ def score(
     input_name: PairsName = "-",
     target_file: TargetFile = None,
     output_name: OutputName = "-",
-    source_field: Annotated[str | None, table_field("source_field", "sources", "source")] = None,
+    source_field: Annotated[
+        str | None, table_field("source_field", "sources", "as in training, or source")
+    ] = None,
     target_field: Annotated[
-        str | None, table_field("target_field", "targets, or n-best lists", "target or hypotheses")
+        str | None,
+        table_field("target_field", "targets, or n-best lists", "as in training, or target, or hypotheses"),
     ] = None,
     text_field: Annotated[
-        str | None, table_field("text_field", "texts, for a language model", "text")
+        str | None, table_field("text_field", "texts, for a language model", "as in training, or text")
     ] = None,
     tokens: Annotated[
         bool, typer.Option("--tokens", help="Also write the tokens, each with its log-probability.")
@@ -103,7 +107,9 @@ def score(
     options: dict[str, Any] = {name: value for name, value in of_pairs.items() if value is not None}
     added = [name for name in ADDED if tokens or name != "tokens"]
     with ExitStack() as stack:
-        texts, target_field = stack.enter_context(_opened(is_seq2seq, input_name, target_file, fields, added))
+        texts, target_field = stack.enter_context(
+            _opened(model, is_seq2seq, input_name, target_file, fields, added)
+        )
         if target_file is not None and length_penalty != TRANSLATOR_DEFAULTS["length_penalty"]:
             raise UserError(
                 f"--length_penalty={length_penalty} sorts lists of targets, and a line of {target_file} is "
@@ -149,17 +155,23 @@ def _check_use(is_seq2seq: bool, given: dict[str, Any], target_file: str | None)
 
 @contextmanager
 def _opened(
-    is_seq2seq: bool, name: str, target_file: str | None, fields: dict[str, str | None], added: list[str]
+    model: str,
+    is_seq2seq: bool,
+    name: str,
+    target_file: str | None,
+    fields: dict[str, str | None],
+    added: list[str],
 ) -> "Iterator[tuple[Texts | Pairs, str]]":
     """Open the texts or pairs of the input; also yield the field of the targets."""
     from vaswani.inference.inputs import open_texts
     from vaswani.inference.pair_inputs import TARGET, open_pairs
 
     if is_seq2seq:
-        of_row = fields["source_field"], fields["target_field"]
-        with open_pairs(name, target_file, *of_row, added=added, lists=True) as opened:
+        of_row, defaults = (fields["source_field"], fields["target_field"]), pair_fields_of_training(model)
+        with open_pairs(name, target_file, *of_row, added=added, defaults=defaults, lists=True) as opened:
             yield opened
     else:
-        where: dict[str, Any] = {"option": "text_field", "default": "text", "added": added}
+        default = field_of_training(model, "text_field", "text")
+        where: dict[str, Any] = {"option": "text_field", "default": default, "added": added}
         with open_texts(name, fields["text_field"], **where) as texts:
             yield texts, TARGET

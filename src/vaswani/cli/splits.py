@@ -45,6 +45,27 @@ def as_in_training(columns: Mapping[str, str | None], trained: Mapping[str, Any]
     return {name: column for name, column in known.items() if column is not None}
 
 
+def field_of_training(model: str, option: str, otherwise: str) -> str:
+    """Return the column that a model's training read, or another name if that is not recorded.
+
+    Args:
+        model: folder of the model, or its name on the Hub, where nothing is recorded.
+        option: the option of the column, such as "source_field".
+        otherwise: the name of a column.
+    """
+    from vaswani.files.run_records import read_settings
+
+    return read_settings(Path(model)).get(option) or otherwise
+
+
+def pair_fields_of_training(model: str) -> tuple[str, str]:
+    """Return the columns of sources and targets that a model's training read (see `field_of_training`)."""
+    from vaswani.inference.pair_inputs import SOURCE, TARGET
+
+    source = field_of_training(model, "source_field", SOURCE)
+    return source, field_of_training(model, "target_field", TARGET)
+
+
 def files_in(data: str) -> list[Path]:
     """Return the files of all splits in the folder of a data set; empty for anything else."""
     from vaswani.data.sources.corpus_spec import SPLITS

@@ -19,6 +19,7 @@ from vaswani.cli.options import (
     takes_translator_options,
 )
 from vaswani.cli.screen import begin_work, progress_of_texts, warn
+from vaswani.cli.splits import field_of_training
 from vaswani.errors import UserError
 
 if TYPE_CHECKING:
@@ -70,7 +71,9 @@ def translate(
     model: ModelNames,
     input_name: InputName = "-",
     output_name: OutputName = "-",
-    source_field: Annotated[str | None, table_field("source_field", "source text", "source")] = None,
+    source_field: Annotated[
+        str | None, table_field("source_field", "source text", "as in training, or source")
+    ] = None,
     output_field: Annotated[
         str | None, typer.Option("--output_field", help="Field to add to the rows of a table. [translation]")
     ] = None,
@@ -102,7 +105,7 @@ def translate(
     job = _Job(
         input_name,
         source_field,
-        {"default": "source"},
+        {"default": field_of_training(model[0], "source_field", "source")},
         output_name,
         output_field,
         default_field="translation",
@@ -132,7 +135,9 @@ def summarize(
             "line. [file]",
         ),
     ] = None,
-    source_field: Annotated[str | None, table_field("source_field", "documents", "text")] = None,
+    source_field: Annotated[
+        str | None, table_field("source_field", "documents", "as in training, or text")
+    ] = None,
     output_field: Annotated[
         str | None, typer.Option("--output_field", help="Field to add to the rows of a table. [summary]")
     ] = None,
@@ -154,7 +159,11 @@ def summarize(
     job = _Job(
         input_name,
         source_field,
-        {"default": "text", "documents": documents, "default_documents": "file"},
+        {
+            "default": field_of_training(model[0], "source_field", "text"),
+            "documents": documents,
+            "default_documents": "file",
+        },
         output_name,
         output_field,
         default_field="summary",

@@ -17,8 +17,9 @@ from transformers import (
 
 from vaswani.data.text_codec import TextCodec, exclusive
 from vaswani.errors import UserError
+from vaswani.files.run_records import read_settings
 from vaswani.hub.checkpoint import local_folder
-from vaswani.hub.run_metadata import auto_class_of, read_config, read_settings
+from vaswani.hub.run_metadata import auto_class_of, read_config
 from vaswani.inference.answer.answering import QuestionAnswerer
 from vaswani.inference.classify.classification import Classifier, task_of
 from vaswani.inference.decoding import longest_text

@@ -17,8 +17,9 @@ from vaswani.distillation.config import DistillationConfig
 from vaswani.distillation.output_cache import fingerprint_model
 from vaswani.errors import UserError
 from vaswani.files.run_files import SETTINGS_FILE
+from vaswani.files.run_records import read_settings
 from vaswani.hub.checkpoint import load_checkpoint, local_folder
-from vaswani.hub.run_metadata import read_config, read_settings
+from vaswani.hub.run_metadata import read_config
 from vaswani.inference.translate.ensembling import Ensemble
 from vaswani.training.config.arguments import RunConfig
 from vaswani.training.config.config_file import load_config

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-import yaml
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
 from vaswani.auto_classes import models_of
@@ -23,11 +21,9 @@ from vaswani.files.run_files import (
     AVERAGED_FILE,
     CORPUS_FILE,
     EVALUATION_FILE,
-    SETTINGS_FILE,
     checkpoints,
-    is_checkpoint,
 )
-from vaswani.files.yaml_files import load_yaml
+from vaswani.files.run_records import parsed, read_record, read_settings
 from vaswani.model.configuration_vaswani import MOST_LABELS, MOST_LAYERS
 
 # Tried in this order for a configuration without `architectures`.
@@ -93,29 +89,14 @@ def read_run_metadata(folder: Path, config: PreTrainedConfig | None = None) -> R
         config=config,
         num_parameters=count_parameters(config),
         settings=read_settings(folder),
-        corpus=_object(folder / CORPUS_FILE),
-        evaluation=_object(folder / EVALUATION_FILE),
-        distillation=_read(folder / DISTILLATION_REPORT, str) or "",
+        corpus=read_record(folder / CORPUS_FILE, json.loads),
+        evaluation=read_record(folder / EVALUATION_FILE, json.loads),
+        distillation=parsed(folder / DISTILLATION_REPORT, str) or "",
         has_plot=(folder / DISTILLATION_PLOT).is_file(),
         target_tokenizer=TARGET_SUBFOLDER if (folder / TARGET_SUBFOLDER).is_dir() else None,
-        averaged=tuple(_object(folder / AVERAGED_FILE).get("checkpoints", ())),
-        adapter=_object(folder / ADAPTER_CONFIG),
+        averaged=tuple(read_record(folder / AVERAGED_FILE, json.loads).get("checkpoints", ())),
+        adapter=read_record(folder / ADAPTER_CONFIG, json.loads),
     )
-
-
-def read_settings(folder: Path) -> dict[str, Any]:
-    """Return the settings of a run, flat, from its folder or a checkpoint's; empty if not recorded.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
-    return _read(settings_file(folder), load_yaml) or {}
-
-
-def settings_file(folder: Path) -> Path:
-    """Return the file with the settings of a run, whose folder or checkpoint is given; it may not exist."""
-    of_run = is_checkpoint(folder) and not (folder / SETTINGS_FILE).exists()
-    return (folder.resolve().parent if of_run else folder) / SETTINGS_FILE
 
 
 def check_holds_model(folder: Path) -> Path:
@@ -203,21 +184,3 @@ def auto_class_of(config: PreTrainedConfig) -> Any:
         if known is not None and (not names or {each.__name__ for each in classes} & set(names)):
             return auto_class
     return AutoModel
-
-
-def _object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; empty if there is no file."""
-    value = _read(path, json.loads)
-    if not isinstance(value, dict):
-        raise UserError(f"{path} must hold a JSON object, not {value!r:.40}; correct it, or move it away")
-    return value
-
-
-def _read(path: Path, parse: Callable[[str], Any]) -> Any:
-    """Return the parsed contents of a file; empty if there is no file."""
-    if not path.is_file():
-        return {}
-    try:
-        return parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read ({one_line(error)}); correct it, or move it away") from error

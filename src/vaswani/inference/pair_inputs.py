@@ -88,7 +88,8 @@ class TargetColumn(Column):
     """A field that holds a target or, with `lists`, an n-best list of targets.
 
     Args:
-        field: its name; None means `target` or, with `lists`, `hypotheses`, whichever the rows have.
+        field: its name; None means the default or, with `lists`, `hypotheses`, whichever the rows have.
+        default: the default.
         lists: a target may be a list of texts, or of objects with a `text`.
         added: names of the fields that the output adds to a row whose target is a text.
 
@@ -96,8 +97,8 @@ class TargetColumn(Column):
         field: the name, known after a check.
     """
 
-    def __init__(self, field: str | None, lists: bool, added: Sequence[str]):
-        super().__init__(field or TARGET, "target_field", words=lists)
+    def __init__(self, field: str | None, default: str, lists: bool, added: Sequence[str]):
+        super().__init__(field or default, "target_field", words=lists)
         self._given, self._added = field is not None, added
 
     def check(self, path: Path) -> None:
@@ -109,16 +110,16 @@ class TargetColumn(Column):
 
     def check_first(self, record: Record) -> None:
         """Raise a UserError unless the first row of a stream has the field."""
-        self._choose({name for name in (TARGET, HYPOTHESES) if record.has(name)}, record.place)
+        self._choose({name for name in (self.field, HYPOTHESES) if record.has(name)}, record.place)
         super().check_first(record)
 
     def _choose(self, known: set[str], where: str) -> None:
         if self._given or not self.words or HYPOTHESES not in known:
             return
-        if TARGET in known:
+        if known & {self.field, self.field.partition(".")[0]}:
             raise UserError(
-                f"{where} has fields '{TARGET}' and '{HYPOTHESES}'; choose with --target_field {HYPOTHESES}, "
-                f"or --target_field {TARGET}"
+                f"{where} has fields '{self.field}' and '{HYPOTHESES}'; choose with --target_field "
+                f"{HYPOTHESES}, or --target_field {self.field}"
             )
         self.field = HYPOTHESES
 
@@ -158,6 +159,7 @@ def open_pairs(
     target_field: str | None,
     *,
     added: Sequence[str],
+    defaults: tuple[str, str] = (SOURCE, TARGET),
     lists: bool = False,
 ) -> Iterator[tuple[Pairs, str]]:
     """Open pairs of a table, or of two files of lines.
@@ -167,8 +169,10 @@ def open_pairs(
     Args:
         name: name of the table or the file of sources; "-" for standard input.
         target_name: name of the file of targets; None for a table.
-        source_field: field of the source in a table; None means `source`.
-        target_field: field of the target; None means `target` or, with `lists`, `hypotheses` if rows have it.
+        source_field: field of the source in a table; None means the default.
+        target_field: field of the target; None means the default or, with `lists`, `hypotheses` if rows have
+            it.
+        defaults: default fields of the source and of the target.
         added: names of the fields that the output adds to the rows of a table, unless the target is a list.
         lists: a target may be a list of texts, or of objects with a `text`.
 
@@ -180,8 +184,8 @@ def open_pairs(
             have different numbers of lines.
     """
     if target_name is None:
-        target = TargetColumn(target_field, lists, added)
-        columns = [Column(source_field or SOURCE, "source_field"), target]
+        target = TargetColumn(target_field, defaults[1], lists, added)
+        columns = [Column(source_field or defaults[0], "source_field"), target]
         with _told_to_give_targets(name, open_table(name, columns, added=())) as rows:
             yield rows, target.field
         return

@@ -18,11 +18,12 @@ from vaswani.errors import UserError
 from vaswani.files.atomic_files import check_output_folder, whole_folder, write_json
 from vaswani.files.json_files import read_object
 from vaswani.files.run_files import AVERAGED_FILE, CORPUS_FILE, MANIFEST, SETTINGS_FILE
+from vaswani.files.run_records import read_settings
 from vaswani.hub.card import write_card
 from vaswani.hub.checkpoint import local_folder
 from vaswani.hub.hashes import check_whole, tokenizer_files, write_hashes
 from vaswani.hub.push import code_files
-from vaswani.hub.run_metadata import count_parameters, read_config, read_run_metadata, read_settings
+from vaswani.hub.run_metadata import count_parameters, read_config, read_run_metadata
 from vaswani.hub.weights import (
     WEIGHTS_INDEX,
     StoredTensor,

@@ -15,9 +15,10 @@ from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.errors import RunError, UserError
 from vaswani.files.atomic_files import check_output_folder, whole_folder
 from vaswani.files.run_files import SETTINGS_FILE
+from vaswani.files.run_records import settings_file
 from vaswani.hub.checkpoint import load_checkpoint, local_folder
 from vaswani.hub.hashes import tokenizer_files, write_hashes
-from vaswani.hub.run_metadata import read_config, settings_file
+from vaswani.hub.run_metadata import read_config
 from vaswani.hub.vocabulary import check_vocabulary
 from vaswani.hub.weights import check_places, check_weights, holds_adapter, load_weights
 from vaswani.interop.combination import combine
