@@ -125,6 +125,7 @@ def test_dtype_device_and_batch_size_reach_the_model(model: Path, tmp_path: Path
         {"min_length": 9, "max_length_ratio": 4.0, "min_length_ratio": 1.5},
         {"repetition_penalty": 0.1},
         {"coverage_penalty": 5.0},
+        {"mbr_metric": "chrf"},
         {"banned_phrases": ["7 7", "1"], "required_phrases": ["9 9", "6"]},
     ],
     ids=str,

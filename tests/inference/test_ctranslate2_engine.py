@@ -137,6 +137,7 @@ def test_sources_with_similar_limits_share_a_call(exported, monkeypatch):
     "options",
     [
         {"num_beams": 2},
+        {"mbr_metric": "chrf"},
         {"length_penalty": 0.0},
         {"length_penalty": -2.0},
         {"max_length": 5},

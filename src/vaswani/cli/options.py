@@ -164,6 +164,15 @@ CoveragePenalty = Annotated[
         at_least=0,
     ),
 ]
+MbrMetric = Annotated[
+    str | None,
+    typer.Option(
+        "--mbr_metric",
+        metavar="chrf|bleu",
+        help="Choose from the hypotheses of the search, or the samples, the one that is most similar to the "
+        "others by this metric (minimum Bayes risk).",
+    ),
+]
 Temperature = Annotated[
     float | None,
     number(
@@ -318,6 +327,7 @@ def _translator_options(
     no_repeat_ngram_size: NoRepeatNgramSize = None,
     repetition_penalty: RepetitionPenalty = None,
     coverage_penalty: CoveragePenalty = 0.0,
+    mbr_metric: MbrMetric = None,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,

@@ -16,7 +16,8 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.helpers import extract_all_char_ngrams
 
-from vaswani.evaluation.text_metrics import bleu_metric, rouge_f1
+from vaswani.data.text.bleu import bleu_metric
+from vaswani.evaluation.text_metrics import rouge_f1
 
 RESAMPLES = 1000
 PERCENTILES = (2.5, 97.5)  # a 95 % confidence interval

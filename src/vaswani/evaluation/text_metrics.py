@@ -14,13 +14,11 @@ from typing import Any
 import datasets
 import evaluate
 import numpy as np
-import regex
-from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from transformers import EvalPrediction, PreTrainedTokenizerBase
 
 from vaswani.data.collation import IGNORED_LABEL
-from vaswani.data.text.scripts import HAN, KANA, SOUTHEAST
+from vaswani.data.text.bleu import bleu_metric
 from vaswani.data.text.sentences import sentences_of
 from vaswani.data.text_codec import TextCodec
 from vaswani.errors import UserError
@@ -37,20 +35,6 @@ def _describe(description: str, citation: str) -> evaluate.MetricInfo:
         inputs_description="predictions: list of texts; references: one text for each prediction.",
         features=_PAIR_OF_TEXTS,
     )
-
-
-def bleu_metric(references: Sequence[str], lowercase: bool = False) -> BLEU:
-    """Return sacreBLEU's BLEU with a tokenizer for the script of the references; its signature names it.
-
-    Most languages use sacreBLEU's default, `13a`; Chinese uses `zh`. Japanese and other languages that put no
-    spaces between words use `char`, which makes each character a token.
-    """
-    text = "".join(references)
-    letters = sum(map(str.isalpha, text))
-    han, others = (len(regex.findall(f"[{script}]", text)) for script in (HAN, KANA + SOUTHEAST))
-    if 2 * (han + others) <= letters:
-        return BLEU(lowercase=lowercase)
-    return BLEU(lowercase=lowercase, tokenize="char" if 10 * others > han else "zh")
 
 
 class Bleu(evaluate.Metric):

@@ -15,7 +15,8 @@ class Hypothesis:
         text: the translation, without special tokens.
         complete: whether it ends with `</s>`, and not at the length limit.
         score: ranks hypotheses: `log_prob` / lp(Y), without the probability of a first token that the model
-            forces (`forced_bos_token_id`); None without scores.
+            forces (`forced_bos_token_id`); with `mbr_metric`, the expected utility, from 0 to 1; None without
+            scores.
         log_prob: log P(Y|X), the sum of the natural log-probabilities of the tokens and `</s>`; or None.
         alignment: pairs of a source word and a word of the translation, both counted from 0; None without
             `alignments`, or if the words are not known (see `word_alignment`).

@@ -11,6 +11,7 @@ from vaswani.inference.batches import within_memory
 from vaswani.inference.sides import Sides
 from vaswani.inference.translate.constraints import Constraints
 from vaswani.inference.translate.engine import Demands, Engine, Output, SearchOptions
+from vaswani.inference.translate.minimum_risk import expected_utilities
 from vaswani.inference.translate.phrases import Line, find_spelling
 from vaswani.inference.translate.results import Hypothesis, Translation
 from vaswani.inference.translate.unknown_words import UnknownWords
@@ -54,6 +55,7 @@ class RowSearch:
         constraints: what texts must satisfy.
         options: options of the search; with `attention_of="all"`, words are aligned.
         unknown_words: replaces unknown tokens in texts; None leaves them.
+        mbr_metric: ranks all hypotheses of a search, or samples, by minimum Bayes risk; None ranks by scores.
     """
 
     engine: Engine
@@ -61,12 +63,20 @@ class RowSearch:
     constraints: Constraints
     options: SearchOptions
     unknown_words: UnknownWords | None
+    mbr_metric: str | None = None
 
     def translations(self, rows: list[Row], request: Request) -> list[Translation]:
         """Return the translation of each row."""
+        if self.mbr_metric is not None:  # choose from all hypotheses of the search
+            searched = Request(max(request.n_best, self.options.num_beams), with_scores=True)
+        else:
+            searched = request
         with within_memory("sentences", len(rows), len(rows[0].token_ids)):
-            found = self._search(rows, self.options, request)
-        return [self._translation(row, written, request) for row, written in zip(rows, found, strict=True)]
+            found = self._search(rows, self.options, searched)
+        translations = [
+            self._translation(row, written, searched) for row, written in zip(rows, found, strict=True)
+        ]
+        return [replace(each, hypotheses=each.hypotheses[: request.n_best]) for each in translations]
 
     def _search(self, rows: list[Row], options: SearchOptions, request: Request) -> list[list[_Written]]:
         """Return the outputs of the engine with their texts."""
@@ -114,7 +124,9 @@ class RowSearch:
             problem = "no translation that was found has the prefix and required phrases and no banned phrase"
             return Translation(sentence, problem=problem)
         hypotheses = [self._hypothesis(each) for each in kept]
-        if self.engine.ranks_by_score(self.options):  # without scores, they keep their order
+        if self.mbr_metric is not None:
+            hypotheses = self._with_expected_utilities(hypotheses, self.mbr_metric)
+        if self.mbr_metric or self.engine.ranks_by_score(self.options):  # without scores, keep the order
             hypotheses.sort(key=lambda hypothesis: -(hypothesis.score or 0.0))
         return Translation(sentence, tuple(hypotheses))
 
@@ -144,6 +156,14 @@ class RowSearch:
             if phrase in each.text
         )
         return {tokens for tokens in written if tokens is not None}
+
+    def _with_expected_utilities(self, hypotheses: list[Hypothesis], metric: str) -> list[Hypothesis]:
+        """Return the hypotheses of one source with their expected utilities as scores."""
+        log_probs = [hypothesis.log_prob or 0.0 for hypothesis in hypotheses]
+        is_sampled = self.options.sampling is not None
+        texts = [hypothesis.text for hypothesis in hypotheses]
+        expected = expected_utilities(texts, None if is_sampled else log_probs, metric)
+        return [replace(each, score=score) for each, score in zip(hypotheses, expected, strict=True)]
 
     def _hypothesis(self, written: _Written) -> Hypothesis:
         output = written.output

@@ -37,6 +37,7 @@ from vaswani.inference.translate.engines import (
     load_ensemble,
 )
 from vaswani.inference.translate.lengths import TargetLengths
+from vaswani.inference.translate.minimum_risk import check_minimum_risk
 from vaswani.inference.translate.phrases import Line, banned_spellings, check_phrases, prefix_tokens
 from vaswani.inference.translate.results import Translation
 from vaswani.inference.translate.row_search import Request, Row, RowSearch
@@ -74,6 +75,8 @@ class Translator:
         alignments: align the words of each hypothesis to the words of the source.
         banned_phrases: texts that no translation contains, not even as part of a word.
         required_phrases: texts that every translation contains (see `RequiredPhrases`).
+        mbr_metric: rank the hypotheses of a search, or the samples, by minimum Bayes risk with this metric,
+            "chrf" or "bleu" (see `minimum_risk`). None ranks by scores.
         options: options for the lengths of translations (see `TargetLengths`) and for the search or sampling
             (see `SearchOptions`).
 
@@ -98,11 +101,13 @@ class Translator:
         alignments: bool = False,
         banned_phrases: Sequence[str] | None = None,
         required_phrases: Sequence[str] | None = None,
+        mbr_metric: str | None = None,
         **options: Any,
     ):
         check_positive(max_tokens_per_batch=max_tokens_per_batch)
         self.max_tokens_per_batch = max_tokens_per_batch
         self.lengths, search = _lengths_and_search(options)
+        _check_rank(mbr_metric, search)
         self.banned_phrases, self.required_phrases = check_phrases(banned_phrases, required_phrases)
         self.engine = model if isinstance(model, Engine) else TorchEngine(model)
         self.sides = Sides(
@@ -137,7 +142,10 @@ class Translator:
         self.constraints.spellings(self.required_phrases)  # raises if they do not fit into the limits
         self.engine.check(self.options, self.start_options)
         self._unknown_words = UnknownWords(targets) if replace_unknown else None
-        self._search = RowSearch(self.engine, self.sides, self.constraints, self.options, self._unknown_words)
+        self.mbr_metric = mbr_metric
+        self._search = RowSearch(
+            self.engine, self.sides, self.constraints, self.options, self._unknown_words, mbr_metric
+        )
 
     @classmethod
     def from_pretrained(
@@ -178,7 +186,8 @@ class Translator:
                 engine is unknown or not installed; or the tokens of the models differ.
         """
         # These raise before a model is loaded.
-        _lengths_and_search(options, others=True)
+        _, search = _lengths_and_search(options, others=True)
+        _check_rank(options.get("mbr_metric"), search)
         check_phrases(options.get("banned_phrases"), options.get("required_phrases"))
         load = LoadOptions(
             device=device,
@@ -256,11 +265,13 @@ class Translator:
         check_positive(n_best=n_best, buffer_size=buffer_size)
         if self.options.sampling is None and n_best > (beams := self.options.num_beams):
             raise UserError(f"n_best={n_best} is more than num_beams={beams}; raise num_beams")
-        if self.options.sampling is not None and n_best == 1 and (beta := self.options.coverage_penalty):
-            raise UserError(
-                f"coverage_penalty={beta} ranks the samples of a sentence, and n_best=1; raise n_best, or "
-                "leave it out"
-            )
+        ranks = {"coverage_penalty": self.options.coverage_penalty, "mbr_metric": self.mbr_metric}
+        for name, value in ranks.items():
+            if value and n_best == 1 and self.options.sampling is not None:
+                raise UserError(
+                    f"{name}={value} ranks the samples of a sentence, and n_best=1; raise n_best, or leave "
+                    "it out"
+                )
         lines = _lines(checked(sentences, (str, Line)), prefixes, required)
         done = progress or (lambda count: None)
         return self._translate_buffers(buffers(lines, buffer_size), Request(n_best, with_scores), done)
@@ -315,6 +326,7 @@ class Translator:
             "banned_phrases": self.banned_phrases,
             "replace_unknown": self._unknown_words,
             "alignments": self.options.attention_of == "all",
+            "mbr_metric": self.mbr_metric,
         }
         for name, value in whole.items():
             if value:
@@ -435,6 +447,16 @@ def _lengths_and_search(options: dict[str, Any], others: bool = False) -> tuple[
     if others:
         search = {name: value for name, value in search.items() if name in known}
     return TargetLengths(**lengths), SearchOptions(**search)
+
+
+def _check_rank(mbr_metric: str | None, search: SearchOptions) -> None:
+    """Raise a UserError unless minimum Bayes risk can rank the hypotheses of a search."""
+    check_minimum_risk(
+        mbr_metric,
+        num_beams=search.num_beams,
+        sampled=search.sampling is not None,
+        coverage_penalty=search.coverage_penalty,
+    )
 
 
 def _attention_needed(

@@ -1,0 +1,137 @@
+"""Minimum Bayes risk: the hypothesis that is most similar to the likely others, computed here by hand."""
+
+import math
+from typing import Any
+
+import pytest
+import sacrebleu
+
+from toy_translation import toy_marian, toy_model, toy_sources, toy_tokenizer
+from vaswani.errors import UserError
+from vaswani.inference.translate.minimum_risk import SCALE, expected_utilities
+from vaswani.inference.translate.translation import Translator
+
+SENTENCES = toy_sources(30, seed=-21)
+MODELS = {"toy": toy_model, "marian": toy_marian}
+METRICS = pytest.mark.parametrize("metric", ["chrf", "bleu"])
+BY_HAND = {
+    "chrf": lambda text, other: sacrebleu.sentence_chrf(text, [other]).score / 100,
+    "bleu": lambda text, other: sacrebleu.sentence_bleu(text, [other], use_effective_order=True).score / 100,
+}
+
+
+def translator_of(kind: str, **options: Any) -> Translator:
+    return Translator(MODELS[kind](), toy_tokenizer(), **{"max_length": 24, **options})
+
+
+def by_hand(texts: list[str], log_probs: list[float] | None, metric: str) -> list[float]:
+    """The mean similarity of each hypothesis to all, itself included."""
+    weights = [1.0] * len(texts) if log_probs is None else [math.exp(SCALE * each) for each in log_probs]
+    return [
+        sum(
+            weight * (1.0 if other == text else BY_HAND[metric](text, other))
+            for other, weight in zip(texts, weights, strict=True)
+        )
+        / sum(weights)
+        for text in texts
+    ]
+
+
+@METRICS
+@pytest.mark.parametrize("log_probs", [None, [-1.0, -2.0, -0.5, -30.0, -1.5, -2.5]], ids=["samples", "beams"])
+def test_expected_utilities(metric: str, log_probs: list[float] | None) -> None:
+    texts = [
+        "Ein Mann steht am Ufer.",
+        "Ein Mann steht am Fluss.",
+        "Eine Frau sitzt.",
+        "Eine Frau sitzt.",
+        "",
+        "Ja",
+    ]
+    found = expected_utilities(texts, log_probs, metric)
+    assert found == pytest.approx(by_hand(texts, log_probs, metric), abs=1e-6)
+    assert found[2] == found[3]
+    assert all(0 < each < 1 for each in found)
+
+
+def test_bleu_splits_words_as_the_script_needs() -> None:
+    """Without spaces, a sentence would be one word, and two sentences would have nothing in common."""
+    different, similar = (
+        expected_utilities(["我喜欢大象", text], None, "bleu") for text in ("他走", "我喜欢象")
+    )
+    assert similar[0] > different[0]
+
+
+@METRICS
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_hypotheses_of_a_search_are_ranked(kind: str, metric: str) -> None:
+    plain = list(translator_of(kind, num_beams=6).translate(SENTENCES, n_best=6))
+    risk = translator_of(kind, num_beams=6, mbr_metric=metric)
+    ranked = list(risk.translate(SENTENCES, n_best=6))
+    for before, after in zip(plain, ranked, strict=True):
+        texts, log_probs = zip(*((h.text, h.log_prob) for h in before.hypotheses), strict=True)
+        expected = sorted(zip(by_hand(texts, log_probs, metric), texts, strict=True), reverse=True)
+        scores = [h.score for h in after.hypotheses]
+        assert scores == pytest.approx([score for score, _ in expected], abs=1e-4)
+        assert scores == sorted(scores, reverse=True)
+        assert sorted(h.text for h in after.hypotheses) == sorted(texts)
+        kept = dict(zip(texts, log_probs, strict=True))
+        assert [h.log_prob for h in after.hypotheses] == pytest.approx(
+            [kept[h.text] for h in after.hypotheses], abs=1e-4
+        )
+    assert [t.text for t in plain] != [t.text for t in ranked]
+    # The best is chosen from all beams, however many are asked for, and in any batch.
+    assert risk(SENTENCES) == [t.text for t in ranked]
+    assert [len(t.hypotheses) for t in risk.translate(SENTENCES, n_best=2)] == [2] * len(SENTENCES)
+    one_by_one = translator_of(kind, num_beams=6, mbr_metric=metric, max_tokens_per_batch=1)
+    assert one_by_one(SENTENCES) == [t.text for t in ranked]
+
+
+@METRICS
+def test_samples_count_equally(metric: str) -> None:
+    plain, risk = (translator_of("toy", temperature=1.5, mbr_metric=each) for each in (None, metric))
+    lists = [list(each.translate(SENTENCES, n_best=5)) for each in (plain, risk)]
+    for before, after in zip(*lists, strict=True):
+        texts = [h.text for h in before.hypotheses]
+        assert sorted(h.text for h in after.hypotheses) == sorted(texts)
+        expected = sorted(by_hand(texts, None, metric), reverse=True)
+        assert [h.score for h in after.hypotheses] == pytest.approx(expected, abs=1e-6)
+    assert [t.text for t in lists[0]] != [t.text for t in lists[1]]
+
+
+def test_phrases_and_prefixes_hold() -> None:
+    translator = translator_of("toy", num_beams=6, mbr_metric="chrf", banned_phrases=["7"])
+    found = list(translator.translate(SENTENCES, prefixes=["9 8"] * len(SENTENCES)))
+    assert all(each.text.startswith("9 8") and "7" not in each.text for each in found)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mbr_metric": "ter"}, "mbr_metric=ter is unknown; choose chrf or bleu"),
+        (
+            {"mbr_metric": "chrf", "num_beams": 1},
+            "mbr_metric=chrf ranks the hypotheses of a beam search, and ",
+        ),
+        (
+            {"mbr_metric": "bleu", "coverage_penalty": 0.2},
+            "mbr_metric=bleu and coverage_penalty=0.2 both rank the hypotheses; leave one out",
+        ),
+    ],
+    ids=str,
+)
+def test_contradictions_are_refused_before_a_model_is_loaded(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Translator.from_pretrained("no/model", **options)
+    with pytest.raises(UserError, match=message):
+        translator_of("toy", **options)
+
+
+def test_one_sample_and_a_stream_leave_nothing_to_rank() -> None:
+    translator = translator_of("toy", temperature=1.0, mbr_metric="chrf")
+    with pytest.raises(
+        UserError, match="mbr_metric=chrf ranks the samples of a sentence, and n_best=1; raise"
+    ):
+        translator(["one two"])
+    with pytest.raises(UserError, match="mbr_metric needs the whole translation"):
+        translator.stream("one two")
