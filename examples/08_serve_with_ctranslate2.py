@@ -13,10 +13,12 @@ import tempfile
 import threading
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from vaswani import Translator
+from vaswani.errors import RunError
 from vaswani.interop import export_folder
 
 model = sys.argv[1] if len(sys.argv) > 1 else "runs/example"
@@ -28,18 +30,37 @@ with tempfile.TemporaryDirectory() as folder:
     translator = Translator.from_pretrained(Path(folder, "exported"), engine="ctranslate2", num_beams=4)
 
 
+LARGEST_BODY = 1 << 20  # bytes
+
+
+def answer_to(body: bytes) -> tuple[HTTPStatus, list[str]]:
+    """Translate a JSON list of sentences; several threads may share a translator."""
+    try:
+        sentences = json.loads(body)
+        if not isinstance(sentences, list):
+            return HTTPStatus.BAD_REQUEST, ["expected a list of texts"]
+        found = list(translator.translate(sentences, with_scores=False))
+    except (ValueError, RecursionError) as error:  # no JSON; a UserError of the translator
+        return HTTPStatus.BAD_REQUEST, [f"not translated: {error}"]
+    except RunError as error:  # such as a batch that does not fit into memory
+        return HTTPStatus.INTERNAL_SERVER_ERROR, [f"not translated: {error}"]
+    if problems := [f"{each.source[:20]!r}: {each.problem}" for each in found if each.problem]:
+        return HTTPStatus.BAD_REQUEST, problems
+    return HTTPStatus.OK, [each.text for each in found]
+
+
 class Handler(BaseHTTPRequestHandler):
     """Answers a JSON list of sentences with the list of their translations."""
 
     def do_POST(self) -> None:
-        """Translate; several threads may share a translator."""
-        try:
-            sentences = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if not all(isinstance(sentence, str) for sentence in sentences):
-                raise TypeError("expected a list of texts")
-            status, answer = 200, [each.text for each in translator.translate(sentences, with_scores=False)]
-        except (TypeError, ValueError) as error:
-            status, answer = 400, [f"not translated: {error}"]
+        """Read the body, of a length that the header states, and answer."""
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal():
+            status, answer = HTTPStatus.LENGTH_REQUIRED, ["expected a header Content-Length"]
+        elif int(length) > LARGEST_BODY:
+            status, answer = HTTPStatus.REQUEST_ENTITY_TOO_LARGE, [f"more than {LARGEST_BODY} bytes"]
+        else:
+            status, answer = answer_to(self.rfile.read(int(length)))
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.end_headers()

@@ -74,8 +74,8 @@ def check_not_onnx(directory: Path) -> None:
     """Raise a UserError if a folder holds a model for ONNX Runtime."""
     if any(directory.glob("*.onnx")):
         raise UserError(
-            f"{directory} holds a model in ONNX, which runs with engine=onnx (vaswani translate, summarize "
-            "and evaluate --engine onnx); elsewhere give the folder it was exported from"
+            f"{directory} holds a model in ONNX, which runs with engine=onnx (vaswani translate, summarize, "
+            "evaluate and demo --engine onnx); elsewhere give the folder it was exported from"
         )
 
 

@@ -10,6 +10,7 @@ B batch · S source length · T target length · P tokens in the cache · H head
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -77,7 +78,14 @@ def export_to_onnx(model: PreTrainedModel, folder: Path, *, quantization: str | 
         _write(reference, graph, folder / graph.file)
         if quantization == "int8":
             _quantize(folder / graph.file)
-    model.config.to_json_file(folder / "config.json")
+    _write_config(model, folder / "config.json")
+
+
+def _write_config(model: PreTrainedModel, path: Path) -> None:
+    """Write the configuration without `auto_map`, which names code that an export does not need or hold."""
+    values = model.config.to_diff_dict()
+    values.pop("auto_map", None)
+    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def check_onnx(quantization: str | None) -> None:
@@ -344,9 +352,11 @@ def _without_notices() -> Iterator[None]:
 
 
 def _quantize(path: Path) -> None:
-    """Replace a file by one with int8 weights and a scale for each column.
+    """Replace a file by one with int8 weights.
 
-    Weights use only 7 bits, because sums of 8-bit products overflow on processors without VNNI.
+    Weights of products have a scale for each column. They use only 7 bits, because sums of 8-bit products
+    overflow on processors without VNNI. ONNX Runtime gives embeddings, and an output projection that shares
+    them, 8 bits and one scale for the matrix.
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
