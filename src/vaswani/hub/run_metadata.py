@@ -120,7 +120,8 @@ def read_config(folder: Path) -> PreTrainedConfig:
     if "model_type" not in values and (folder / "model.bin").exists():
         raise UserError(
             f"{folder} holds a model for CTranslate2, which runs with engine=ctranslate2 (vaswani translate, "
-            "summarize, evaluate and demo --engine ctranslate2); elsewhere give the folder it was exported from"
+            "summarize, evaluate and demo --engine ctranslate2); elsewhere give the folder it was exported "
+            "from"
         )
     try:
         _check_sizes(values)
