@@ -475,6 +475,15 @@ class TestStream:
         ]
         assert all(one != other for one, other in itertools.combinations(orders, 2))
 
+    def test_equal_buffers_have_orders_of_their_own(self):
+        rows = [{"input_ids": [number] * 5, "labels": [number] * 5} for number in range(30)]
+        batches = list(token_budget_batches(rows * 2, 20, len(rows), 0))
+        orders = [
+            [row["input_ids"][0] for row in itertools.chain(*half)] for half in (batches[:15], batches[15:])
+        ]
+        assert [sorted(order) for order in orders] == [[*range(30)]] * 2
+        assert orders[0] != orders[1]
+
     def test_a_buffer_is_all_that_is_read_ahead(self):
         read = itertools.count()
 

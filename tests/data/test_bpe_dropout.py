@@ -210,3 +210,8 @@ def test_a_stream_splits_anew_in_each_pass(dates):
     texts = [sorted(tokenizer.batch_decode(rows)) for rows in passes]
     assert texts[0] == texts[1] == sorted(tokenizer.batch_decode(rows["input_ids"][:]))
     assert sorted(map(len, passes[0])) != sorted(map(len, passes[1]))
+
+
+def test_equal_neighbours_are_merged_from_the_left():
+    tokenizer = train_tokenizer(["aa aa aa aa b"] * 4, 270)
+    assert split(tokenizer, ["aaa", "aaaaa"], 0.0) == tokenizer(["aaa", "aaaaa"])["input_ids"]

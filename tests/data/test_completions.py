@@ -8,7 +8,7 @@ from datasets import Dataset
 from given_tokenizers import gpt2
 from toy_labels import WORDS, write_jsonl
 from vaswani.data.sources.row_report import RowReport
-from vaswani.data.text.completions import ChatSpec, load_chats, tokenize_completions
+from vaswani.data.text.completions import ChatSpec, TokenRow, load_chats, shortened_row, tokenize_completions
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.errors import UserError
 
@@ -151,3 +151,10 @@ def test_a_field_that_is_missing_is_named(tmp_path):
     file = write_jsonl(tmp_path / "chats.jsonl", [{"turns": CHAT}])
     with pytest.raises(UserError, match=r"messages_field: .* has no field 'messages'; it has 'turns'"):
         load_chats(ChatSpec(train_file=[str(file)]))
+
+
+def test_the_token_before_the_completion_stays():
+    """Without it, nothing would predict the completion's first token."""
+    row = TokenRow([5, 6, 7], [-100, 6, 7], 1)
+    assert shortened_row(row, 2, []) is None
+    assert shortened_row(row, 3, []) is not None

@@ -288,3 +288,11 @@ def test_sequences_are_kept_in_the_cache_under_all_that_they_depend_on(tmp_path,
         make_sequences(texts, tokenizer, recipe)
         counts.append(len(files()))
     assert counts == [1, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_tenth_of_the_pairs_is_shorter():
+    """As in BERT's code, so that models see short texts."""
+    rows = made(SegmentPairs(40), [" ".join(TEXTS)] * 30)
+    lengths = np.array([len(row["input_ids"]) for row in rows])
+    assert len(lengths) > 1000
+    assert 0.02 < (lengths < 20).mean() < 0.12

@@ -29,7 +29,8 @@ from vaswani import (
     VaswaniForConditionalGeneration,
 )
 from vaswani.data.collation import Seq2SeqCollator
-from vaswani.distillation.losses import forward_kl, soft_target_loss
+from vaswani.distillation.losses import cosine_loss, forward_kl, relation_loss, soft_target_loss
+from vaswani.distillation.recording import Recorder
 from vaswani.distillation.trainer import teacher_logits
 from vaswani.errors import RunError, UserError
 from vaswani.kernels import projected_loss
@@ -87,7 +88,7 @@ def library_models() -> dict:
 
 
 def tokenized(num_rows: int = 8) -> Dataset:
-    generator = np.random.default_rng(1)
+    generator = np.random.default_rng(2)  # sources and targets have different numbers of tokens
 
     def sequences():
         lengths = generator.integers(6, 11, num_rows)
@@ -166,6 +167,32 @@ def test_the_loss_is_the_weighted_sum_of_what_is_logged(tmp_path):
     assert logged["loss"] == pytest.approx(
         sum(objectives[f"{name}_weight"] * part for name, part in parts.items()), rel=1e-4
     )
+
+
+def test_losses_of_states_are_means_over_both_stacks(tmp_path):
+    """The encoder's are divided by the source tokens, the decoder's by the labels; it sees no later token."""
+    objectives = only(cosine_weight=1.0, relation_weight=1.0, relation_heads=2)
+    logged = first_losses(make_trainer(tmp_path, teacher_model(), objectives=objectives))
+    batch, states = whole_batch(), []
+    for model in (vaswani_model(), teacher_model()):
+        recorder = Recorder(model.eval(), projections=True)
+        with recorder.recording(), torch.no_grad():
+            model(**{name: batch[name] for name in ("input_ids", "attention_mask", "decoder_input_ids")})
+            states.append(recorder.take())
+    kept = {"encoder": batch["attention_mask"].bool(), "decoder": batch["labels"] != -100}
+    assert kept["encoder"].sum() != kept["decoder"].sum()
+    cosines, relations = [], []
+    for stack, tokens in kept.items():
+        student, teacher = (each[stack] for each in states)
+        visible = tokens[:, :, None] & tokens[:, None]
+        visible = visible.tril() if stack == "decoder" else visible
+        count = {"num_tokens": tokens.sum()}
+        cosines.append(cosine_loss(student["states"], teacher["states"], tokens, **count))
+        for a, b in (("query", "key"), ("value", "value")):
+            pairs = (student[a], student[b]), (teacher[a], teacher[b])
+            relations.append(relation_loss(*pairs, visible, num_heads=2, **count))
+    assert logged["cosine_loss"] == pytest.approx(float(sum(cosines)) / 2, rel=1e-5)
+    assert logged["relation_loss"] == pytest.approx(float(sum(relations)) / 4, rel=1e-5)
 
 
 def test_the_labels_loss_alone_trains_as_without_a_teacher(tmp_path):

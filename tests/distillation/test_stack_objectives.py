@@ -17,6 +17,8 @@ from vaswani import (
 )
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.distillation.arguments import DistillationObjectives
+from vaswani.distillation.losses import relation_loss
+from vaswani.distillation.recording import Recorder
 from vaswani.distillation.stack_objectives import LanguageModelObjective, TaskObjective
 from vaswani.training.config.finetuning_arguments import FinetuningTrainingArguments
 from vaswani.training.config.training_arguments import BaseTrainingArguments
@@ -135,6 +137,35 @@ def test_relations_and_maps_between_widths_move_the_loss(causal: bool, tmp_path:
     assert len(set(losses)) == 3
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_relations_are_those_of_queries_and_keys_and_of_values(causal: bool, tmp_path: Any) -> None:
+    only: dict[str, Any] = {"label_weight": 0.0, "soft_target_weight": 0.0}
+    trainer = language_trainer(causal, tmp_path, **only, relation_weight=2.0, relation_heads=2)
+    given = batch(trainer.model.config.vocab_size)
+    mask = given["attention_mask"].bool()
+    labels = given["input_ids"].masked_fill(~mask, -100)
+    actual = loss_of(trainer, {**given, "labels": labels})
+    states = []
+    for model in (trainer.model, *trainer.objective.teachers):
+        recorder = Recorder(model, projections=True)
+        with recorder.recording(), torch.no_grad():
+            model(**given)
+            states += recorder.take().values()
+    student, teacher = states
+    visible = mask[:, :, None] & mask[:, None]
+    parts = [
+        relation_loss(
+            (student[a], student[b]),
+            (teacher[a], teacher[b]),
+            visible.tril() if causal else visible,
+            num_heads=2,
+            num_tokens=mask.sum(),
+        )
+        for a, b in (("query", "key"), ("value", "value"))
+    ]
+    torch.testing.assert_close(actual, 2 * (parts[0] + parts[1]) / 2)
+
+
 def task_trainer(name: str, tmp_path: Any, teachers: int = 1) -> Any:
     task = TASKS[name](["a", "b", "c"] if name != "regression" else [])
     kind: Any = VaswaniForTokenClassification if name == "tagging" else VaswaniForSequenceClassification
@@ -168,10 +199,11 @@ LABELS = {
 def test_tasks(name: str, teachers: int, tmp_path: Any) -> None:
     trainer = task_trainer(name, tmp_path, teachers)
     given, labels = batch(trainer.model.config.vocab_size), LABELS[name]
+    trainer.args.label_smoothing_factor = 0.1
     actual = loss_of(trainer, {**given, "labels": labels})
     student, *taught = (model(**given).logits for model in (trainer.model, *trainer.objective.teachers))
     if name == "classification":
-        label = F.cross_entropy(student, labels, reduction="sum") / 3
+        label = F.cross_entropy(student, labels, reduction="sum", label_smoothing=0.1) / 3
         mean = sum((one / 2).softmax(-1) for one in taught) / teachers
         soft = (mean * (mean.log() - (student / 2).log_softmax(-1))).sum() * 4 / 3
     elif name == "multi_label":
@@ -187,7 +219,7 @@ def test_tasks(name: str, teachers: int, tmp_path: Any) -> None:
         soft = ((student - sum(taught) / teachers) ** 2).sum() / 3
     else:
         rows = labels != -100
-        label = F.cross_entropy(student[rows], labels[rows])
+        label = F.cross_entropy(student[rows], labels[rows], label_smoothing=0.1)
         mean = sum((one[rows] / 2).softmax(-1) for one in taught) / teachers
         soft = (mean * (mean.log() - (student[rows] / 2).log_softmax(-1))).sum() * 4 / rows.sum()
     torch.testing.assert_close(actual, 2 * label + 3 * soft, rtol=1e-4, atol=1e-5)

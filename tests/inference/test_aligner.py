@@ -184,6 +184,7 @@ def test_words_get_the_sum_of_their_tokens() -> None:
     assert aligned_words(weights, [0, None, 1, 1], [None, None, 0]) == {(1, 0)}
     assert aligned_words(weights[:1], [0, 1, None, None], [0, 1]) == {(0, 0)}  # the last was not read
     assert aligned_words(weights, [None] * 4, [0, 1, 2]) == frozenset()
+    assert aligned_words(torch.tensor([[0.4, 0.3, 0.3]]), [0, 1, 1], [0]) == {(1, 0)}  # the mean is smaller
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *OF_ANY_TOKENIZER])
@@ -348,3 +349,12 @@ def test_a_target_of_which_the_tokenizer_leaves_no_word_has_no_links(
     found = Aligner(model, source, target)([(SOURCES[0], text), (SOURCES[0], TARGETS[0]), (text, TARGETS[0])])
     assert not found[0].links
     assert found[1].links
+
+
+def test_a_pair_that_only_the_other_direction_cuts_is_reported() -> None:
+    limits = {"max_source_length": 3, "too_long": "cut"}
+    pairs = [("one two three four", "4 3 2 1")]
+    for cut in ((False, False), (True, False), (False, True)):
+        one, other = (aligner(turned, **limits if cut[turned] else {}) for turned in (False, True))
+        (found,) = SymmetricAligner(one, other)(pairs)
+        assert found.source_cut_off is any(cut)

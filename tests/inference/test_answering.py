@@ -323,3 +323,18 @@ def test_fields_of_another_model_are_refused(saved, tmp_path, capfd):
     assert (
         "--context_field is for a model that answers questions, and this one does not; leave it out" in errors
     )
+
+
+def test_of_equal_spans_the_first_and_shortest_is_best():
+    windows = [Window(0, {}, 0, 0, [(0, 3), (4, 7)])]
+    for spans in ([(2, 1, 1), (2, 0, 1), (2, 0, 0)], [(2, 0, 0), (2, 1, 1), (2, 0, 1)]):
+        (answer,) = answers_of(["ann saw"], windows, [found(0, *spans)], most=3)
+        assert [span.text for span in answer.spans] == ["ann", "ann saw", "saw"]
+
+
+@pytest.mark.parametrize(("positions", "expected"), [(400, 384), (200, 200)])
+def test_windows_have_384_tokens_or_as_many_as_the_model_has_positions(positions, expected):
+    tokenizer = toy_tokenizer()
+    tokenizer.model_max_length = 10_000
+    model = AutoModelForQuestionAnswering.from_config(toy_config(max_position_embeddings=positions))
+    assert QuestionAnswerer(model, tokenizer, doc_stride=20).lengths.max_length == expected

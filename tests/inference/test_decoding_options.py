@@ -237,6 +237,7 @@ def test_where_limits_conflict_for_a_source_the_maximum_applies() -> None:
     ]
     assert len(outputs_of(translator, ["one"])[0].token_ids) == 2 * sources[0]
     assert Translator(toy_model(), toy_tokenizer(), max_length_ratio=1.1).lengths.most(10) == 11
+    assert Translator(toy_model(), toy_tokenizer(), max_length_ratio=1.4).lengths.most(45) == 63
     assert Translator(toy_model(), toy_tokenizer(), max_length_ratio=0.01).lengths.most(10) == 1
     assert Translator(toy_model(), toy_tokenizer(), max_length_ratio=9).lengths.most(10) == 90
     assert Translator(toy_model(), toy_tokenizer(), max_length_ratio=9, max_length=70).lengths.most(10) == 70

@@ -22,6 +22,7 @@ from vaswani.errors import UserError
 from vaswani.inference.decoding import LengthLimits
 from vaswani.inference.forced_prefixes import ForcedPrefixes
 from vaswani.inference.required_phrases import Phrase, RequiredPhrases, missing_phrases
+from vaswani.inference.translate.engine import Demands
 from vaswani.inference.translate.phrases import Line, banned_spellings, find_spelling, required_phrase
 from vaswani.inference.translate.torch_engine import TorchEngine
 from vaswani.inference.translate.translation import Translator
@@ -158,6 +159,49 @@ def test_a_translation_with_required_phrases_does_not_depend_on_its_batch(tmp_pa
     sources = toy_sources(30, seed=-1)
     together = [each.text for each in translator.translate(sources)]
     assert [next(iter(translator.translate([source]))).text for source in sources] == together
+
+
+# A few steps of the logits processor alone.
+
+
+def pushed(
+    phrases: list[Phrase], limit: int, output: list[int], scores: torch.Tensor, **options: Any
+) -> torch.Tensor:
+    """The scores [V] behind an output, pushed towards phrases."""
+    processor = RequiredPhrases([phrases], torch.tensor([limit]), 2, **options)
+    return processor(torch.tensor([[1, *output]]), scores[None])[0]
+
+
+def test_the_last_tokens_before_the_limit_are_the_phrase() -> None:
+    phrase = Phrase([[7, 8, 9]])
+    free, last = (pushed([phrase], limit, [], torch.zeros(12)) for limit in (5, 4))
+    assert int(free.isfinite().sum()) == 11  # all but the end
+    assert last.isfinite().nonzero().tolist() == [[7]]
+
+
+def test_the_next_token_of_a_phrase_leads_by_more_than_rounding() -> None:
+    """With an equal score, rounding would decide between beams, and a translation depend on its batch."""
+    scores = torch.zeros(12)
+    scores[3] = 1.0
+    found = pushed([Phrase([[7, 8]])], 9, [7], scores)
+    assert int(found.argmax()) == 8
+    assert float(found[8] - found[3]) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_the_room_for_a_phrase_is_that_of_its_longest_spelling() -> None:
+    with pytest.raises(UserError, match="the required phrases take 2 tokens and the end token"):
+        RequiredPhrases([[Phrase([[5], [5, 6]])]], torch.tensor([2]), 2)
+
+
+def test_a_token_that_the_model_forces_takes_room() -> None:
+    translator = translator_of("toy", num_beams=1)
+    (source,) = translator.sides.sources.token_ids(["one two"])
+    demands = [Demands(required=(Phrase([[7, 8, 11]]),))]
+    start = {"forced_bos_token_id": 9}
+    ((found,),) = translator.engine.search(
+        [source], [5], translator.options, start_options=start, demands=demands
+    )
+    assert found.token_ids[:4] == [9, 7, 8, 11]
 
 
 def test_a_translation_that_has_its_phrases_stays_and_scores_are_the_models() -> None:

@@ -7,9 +7,10 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM, BertConfig, BertForPreTraining
+from transformers import AutoModelForSeq2SeqLM, BertConfig, BertForPreTraining, GPT2Config, GPT2LMHeadModel
 
 import toy_labels
+from given_tokenizers import gpt2
 from library_tokenizers import KINDS, SOURCES, TARGETS
 from library_translators import OF_ANY_TOKENIZER, save_translator
 from toy_translation import toy_model, toy_rows, toy_tokenizer, toy_tokenizers
@@ -315,3 +316,14 @@ def test_other_models_and_inputs_are_refused(tmp_path: Path) -> None:
     for options in ({"max_length": 0}, {"max_tokens_per_batch": 0}, {"length_penalty": math.nan}):
         with pytest.raises(UserError, match=next(iter(options))):
             Scorer(toy_model(), toy_tokenizer(), **options)
+
+
+def test_a_text_may_have_the_maximum_length_and_no_more(tmp_path: Path) -> None:
+    """A token that is put in front of the text does not count."""
+    tokenizer, text = gpt2(tmp_path), TEXTS[0]
+    shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64}
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **shape))
+    length = len(tokenizer(text).input_ids)
+    for limit, fits in ((length, True), (length - 1, False)):
+        (score,) = Scorer(model, tokenizer, max_length=limit)([text])
+        assert (score.problem is None) is fits

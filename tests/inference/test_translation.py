@@ -570,3 +570,14 @@ def test_a_configuration_that_asks_for_tuples(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"return_dict": False}))
     assert Translator.from_pretrained(tmp_path)(["one two three"]) == expected
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_an_end_that_the_model_forces_at_its_own_limit_is_not_forced(num_beams: int) -> None:
+    """Marian and BART set it; an output at the limit would look complete."""
+    options = {"num_beams": num_beams, "max_length": 3}
+    plain, forcing = (Translator(toy_model(), toy_tokenizer(), **options) for _ in range(2))
+    forcing.model.generation_config.forced_eos_token_id = 2
+    expected, found = (list(each.translate(SENTENCES)) for each in (plain, forcing))
+    assert [each.hypotheses for each in found] == [each.hypotheses for each in expected]
+    assert any(each.cut_off for each in found)

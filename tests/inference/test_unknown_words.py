@@ -217,3 +217,13 @@ def test_the_command_replaces_unknown_words(tmp_path: Path, capfd) -> None:
     save_toy_checkpoint(tmp_path / "toy")
     assert run(["translate", "--model", str(tmp_path / "toy"), "--replace_unknown"]) == 2
     assert "the target tokenizer has no unknown token" in capfd.readouterr().err
+
+
+def test_the_text_between_two_copies_of_a_word_stays() -> None:
+    codec = TextCodec(word_tokenizer(), "target")
+    known = word_tokenizer().convert_tokens_to_ids(KNOWN[0])
+    weights = ((1.0, 0.0), (1.0, 0.0))
+    apart = Output([UNKNOWN, known, UNKNOWN, 2], True, attention=weights)
+    beside = Output([UNKNOWN, UNKNOWN, 2], True, attention=weights)
+    texts = [UnknownWords(codec).text(each, ["Ada", "one"], [0, 1]) for each in (apart, beside)]
+    assert texts == [f"Ada {KNOWN[0]} Ada", "Ada"]

@@ -23,6 +23,10 @@ from transformers import (
     BertLMHeadModel,
     BigBirdConfig,
     BigBirdForMaskedLM,
+    DistilBertConfig,
+    DistilBertForQuestionAnswering,
+    DistilBertForSequenceClassification,
+    DistilBertForTokenClassification,
     GPT2Config,
     GPT2LMHeadModel,
     MarianConfig,
@@ -535,3 +539,25 @@ def test_a_special_token_outside_the_vocabulary_is_left_out_with_a_warning(
     assert torch.equal(
         ours.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0, eos_token_id=9), expected
     )
+
+
+@pytest.mark.parametrize(
+    ("model_class", "dropout"),
+    [
+        (DistilBertForTokenClassification, 0.1),
+        (DistilBertForQuestionAnswering, 0.3),
+        (DistilBertForSequenceClassification, 0.2),
+    ],
+)
+def test_each_head_of_distilbert_keeps_its_dropout(model_class: Any, dropout: float) -> None:
+    config = DistilBertConfig(
+        vocab_size=VOCAB,
+        dim=16,
+        hidden_dim=32,
+        n_layers=1,
+        n_heads=2,
+        dropout=0.1,
+        qa_dropout=0.3,
+        seq_classif_dropout=0.2,
+    )
+    assert convert(model_class(config)).config.classifier_dropout == dropout

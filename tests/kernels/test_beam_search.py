@@ -146,6 +146,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "early": {"early_stopping": True, "num_return_sequences": 4},
     "never early": {"early_stopping": "never", "length_penalty": 2.0},
     "never early, no penalty": {"early_stopping": "never", "length_penalty": 0.0},
+    "never early, short outputs": {"early_stopping": "never", "length_penalty": -1.0},
     "one token": {"max_new_tokens": 1},
     "least length": {"min_new_tokens": 9},
     "forced start": {"forced_bos_token_id": 8},

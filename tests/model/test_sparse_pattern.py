@@ -174,3 +174,22 @@ def test_too_many_blocks() -> None:
     with pytest.raises(ValueError, match="more than 1048576; raise block_size"):
         SparsePattern(num_heads=1, block_size=1).num_blocks(2**20 + 1)
     assert SparsePattern(num_heads=1, causal=True, window_blocks=2).num_blocks(129) == 3
+
+
+@pytest.mark.parametrize("window", [1, 3, 5])
+@pytest.mark.parametrize("num_global", [0, 1, 2])
+@pytest.mark.parametrize("num_random", [1, 2, 3])
+def test_a_pattern_without_draws_is_that_of_every_shorter_text(
+    window: int, num_global: int, num_random: int
+) -> None:
+    """Otherwise a text's blocks would depend on the other texts of its batch."""
+    blocks = {"window_blocks": window, "global_blocks": num_global, "random_blocks": num_random}
+    pattern = SparsePattern(4, block_size=1, **blocks)
+    drawn = set()
+    for count in range(2, 12):
+        drawn.add(pattern.draws(count))
+        if not pattern.draws(count):
+            longest = pattern.block_mask(count)
+            for other in range(1, count):
+                assert torch.equal(longest[:, :other, :other], pattern.block_mask(other))
+    assert True in drawn
