@@ -40,17 +40,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
 }
 OF_SEARCH = (
     *("num_beams", "length_penalty", "too_long", "max_length", "min_length", "max_length_ratio"),
-    *("min_length_ratio", "no_repeat_ngram_size", "repetition_penalty", "coverage_penalty"),
-    *(
-        "mbr_metric",
-        "temperature",
-        "top_k",
-        "top_p",
-        "seed",
-        "replace_unknown",
-        "banned_phrases",
-        "required_phrases",
-    ),
+    *("min_length_ratio", "no_repeat_ngram_size", "repetition_penalty", "coverage_penalty", "mbr_metric"),
+    *("temperature", "top_k", "top_p", "seed", "replace_unknown", "banned_phrases", "required_phrases"),
 )
 OF_MODELS = ("ensemble_weights", "ensemble_average", "engine", "quantization")
 OF_LANGUAGES = ("source_language", "target_language", "source_prefix")
