@@ -55,7 +55,8 @@ def field_of_training(model: str, option: str, otherwise: str) -> str:
     """
     from vaswani.files.run_records import read_settings
 
-    return read_settings(Path(model)).get(option) or otherwise
+    settings = read_settings(Path(model)) if Path(model).is_dir() else {}
+    return settings.get(option) or otherwise
 
 
 def pair_fields_of_training(model: str) -> tuple[str, str]:
