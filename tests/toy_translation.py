@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerBase
 
-from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from vaswani import Translator, VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.data.tokenization import save_tokenizers, train_tokenizer
 
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -91,6 +91,13 @@ def _train(model: Any, source: PreTrainedTokenizerBase, target: PreTrainedTokeni
         model(**batch, labels=labels).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+
+
+TRANSLATING = {"toy": toy_model, "marian": toy_marian}  # a model of ours and one of the library
+
+
+def translator_of(kind: str, **options: Any) -> Translator:
+    return Translator(TRANSLATING[kind](), toy_tokenizer(), **{"max_length": 30, **options})
 
 
 def save_toy_checkpoint(directory: Path, separate: bool = False, **fields: Any) -> Path:

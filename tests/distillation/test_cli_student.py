@@ -10,7 +10,7 @@ from transformers import AutoModelForSeq2SeqLM
 from toy_translation import save_toy_checkpoint
 from vaswani.cli import run
 from vaswani.files.run_files import SETTINGS_FILE
-from vaswani.files.run_records import read_settings
+from vaswani.files.run_settings import read_settings
 
 
 @pytest.fixture(scope="module")

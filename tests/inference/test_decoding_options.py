@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from library_translators import save_translator
-from toy_translation import toy_marian, toy_model, toy_sources, toy_tokenizer
+from toy_translation import TRANSLATING, toy_marian, toy_model, toy_sources, toy_tokenizer, translator_of
 from vaswani.errors import UserError
 from vaswani.inference.cross_attention import cross_attention
 from vaswani.inference.decoding import GNMTLengthPenalty
@@ -28,13 +28,8 @@ EOS = 2
 SENTENCES = toy_sources(6, seed=-11)
 
 
-MODELS = {"toy": toy_model, "marian": toy_marian}
-BOTH = pytest.mark.parametrize("kind", MODELS)
+BOTH = pytest.mark.parametrize("kind", TRANSLATING)
 SEARCHES = pytest.mark.parametrize("num_beams", [1, 4])
-
-
-def translator_of(kind: str, **options: Any) -> Translator:
-    return Translator(MODELS[kind](), toy_tokenizer(), **{"max_length": 24, **options})
 
 
 def outputs_of(translator: Translator, sentences: list[str] = SENTENCES, **options: Any) -> list[Output]:

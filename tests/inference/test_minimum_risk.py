@@ -6,22 +6,17 @@ from typing import Any
 import pytest
 import sacrebleu
 
-from toy_translation import toy_marian, toy_model, toy_sources, toy_tokenizer
+from toy_translation import TRANSLATING, toy_sources, translator_of
 from vaswani.errors import UserError
 from vaswani.inference.translate.minimum_risk import SCALE, expected_utilities
 from vaswani.inference.translate.translation import Translator
 
 SENTENCES = toy_sources(30, seed=-21)
-MODELS = {"toy": toy_model, "marian": toy_marian}
 METRICS = pytest.mark.parametrize("metric", ["chrf", "bleu"])
 BY_HAND = {
     "chrf": lambda text, other: sacrebleu.sentence_chrf(text, [other]).score / 100,
     "bleu": lambda text, other: sacrebleu.sentence_bleu(text, [other], use_effective_order=True).score / 100,
 }
-
-
-def translator_of(kind: str, **options: Any) -> Translator:
-    return Translator(MODELS[kind](), toy_tokenizer(), **{"max_length": 24, **options})
 
 
 def by_hand(texts: list[str], log_probs: list[float] | None, metric: str) -> list[float]:
@@ -63,7 +58,7 @@ def test_bleu_splits_words_as_the_script_needs() -> None:
 
 
 @METRICS
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", TRANSLATING)
 def test_the_hypotheses_of_a_search_are_ranked(kind: str, metric: str) -> None:
     plain = list(translator_of(kind, num_beams=6).translate(SENTENCES, n_best=6))
     risk = translator_of(kind, num_beams=6, mbr_metric=metric)

@@ -15,7 +15,14 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 from library_tokenizers import TARGETS
 from library_translators import save_translator
 from tiny import tiny_model
-from toy_translation import save_toy_checkpoint, toy_marian, toy_model, toy_sources, toy_tokenizer
+from toy_translation import (
+    TRANSLATING,
+    save_toy_checkpoint,
+    toy_model,
+    toy_sources,
+    toy_tokenizer,
+    translator_of,
+)
 from vaswani.data.text_codec import TextCodec
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.errors import UserError
@@ -31,12 +38,7 @@ SENTENCES = ["one two three", "four", *toy_sources(6, seed=-12)]
 SEARCHES = pytest.mark.parametrize(
     "search", [{"num_beams": 1}, {"num_beams": 4}, {"temperature": 1.2, "seed": 3}], ids=str
 )
-MODELS = {"toy": toy_model, "marian": toy_marian}
-BOTH = pytest.mark.parametrize("kind", MODELS)
-
-
-def translator_of(kind: str, **options: Any) -> Translator:
-    return Translator(MODELS[kind](), toy_tokenizer(), **{"max_length": 30, **options})
+BOTH = pytest.mark.parametrize("kind", TRANSLATING)
 
 
 def all_texts(translator: Translator, sentences: list[str] = SENTENCES, **options: Any) -> list[list[str]]:

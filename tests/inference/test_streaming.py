@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from library_translators import save_translator
-from toy_translation import toy_marian, toy_model, toy_sources, toy_tokenizer
+from toy_translation import TRANSLATING, toy_model, toy_sources, toy_tokenizer, translator_of
 from vaswani.errors import RunError, UserError
 from vaswani.inference.inputs import TextLines
 from vaswani.inference.translate.files import stream_lines
@@ -17,13 +17,8 @@ from vaswani.inference.translate.torch_engine import TorchEngine
 from vaswani.inference.translate.translation import Translator
 
 SENTENCES = [*toy_sources(4, seed=-21), "日本 🙂", "one"]
-MODELS = {"toy": toy_model, "marian": toy_marian}
-BOTH = pytest.mark.parametrize("kind", MODELS)
+BOTH = pytest.mark.parametrize("kind", TRANSLATING)
 SEARCHES = pytest.mark.parametrize("search", [{"num_beams": 1}, {"temperature": 1.3, "seed": 4}], ids=str)
-
-
-def translator_of(kind: str, **options: Any) -> Translator:
-    return Translator(MODELS[kind](), toy_tokenizer(), **{"max_length": 30, **options})
 
 
 @BOTH

@@ -28,7 +28,7 @@ from vaswani.cli import run
 from vaswani.data.text_codec import TextCodec
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError
-from vaswani.files.run_records import read_settings
+from vaswani.files.run_settings import read_settings
 from vaswani.interop.folders import export_folder
 from vaswani.interop.to_ctranslate2 import ACTIVATIONS, QUANTIZATIONS, export_to_ctranslate2
 

@@ -19,11 +19,11 @@ from vaswani.cli.options import (
     TargetLanguage,
     model_option,
     number,
-    table_field,
     takes_loading_options,
+    trained_field,
 )
 from vaswani.cli.screen import begin_work, progress_of_texts, warn
-from vaswani.cli.splits import pair_fields_of_training
+from vaswani.cli.splits import columns_of_training
 from vaswani.errors import UserError
 
 
@@ -34,12 +34,8 @@ def align(
     input_name: PairsName = "-",
     target_file: TargetFile = None,
     output_name: OutputName = "-",
-    source_field: Annotated[
-        str | None, table_field("source_field", "sources", "as in training, or source")
-    ] = None,
-    target_field: Annotated[
-        str | None, table_field("target_field", "targets", "as in training, or target")
-    ] = None,
+    source_field: Annotated[str | None, trained_field("source_field", "sources", "source")] = None,
+    target_field: Annotated[str | None, trained_field("target_field", "targets", "target")] = None,
     output_field: Annotated[
         str | None, typer.Option("--output_field", help="Field to add to the rows of a table. [alignment]")
     ] = None,
@@ -148,16 +144,10 @@ def align(
     languages: dict[str, Any] = {"source_language": source_language, "target_language": target_language}
     turned: dict[str, Any] = {"source_language": target_language, "target_language": source_language}
     added = output_field or "alignment"
+    defaults = columns_of_training(model, source_field="source", target_field="target")
     with ExitStack() as stack:
         pairs, _ = stack.enter_context(
-            open_pairs(
-                input_name,
-                target_file,
-                source_field,
-                target_field,
-                defaults=pair_fields_of_training(model),
-                added=[added],
-            )
+            open_pairs(input_name, target_file, source_field, target_field, defaults=defaults, added=[added])
         )
         if pairs.row is None and output_field is not None:
             raise for_tables(f"--output_field {output_field}", input_name)

@@ -15,8 +15,8 @@ from vaswani.cli.options import (
     PaddedTokensPerBatch,
     model_option,
     number,
-    table_field,
     takes_loading_options,
+    trained_field,
 )
 from vaswani.cli.screen import begin_work, progress_of_texts, warn
 from vaswani.errors import UserError
@@ -33,9 +33,7 @@ def predict(
     ],
     input_name: InputName = "-",
     output_name: OutputName = "-",
-    text_field: Annotated[
-        str | None, table_field("text_field", "text, or the words", "as in training, or text")
-    ] = None,
+    text_field: Annotated[str | None, trained_field("text_field", "text, or the words", "text")] = None,
     text_pair_field: Annotated[
         str | None,
         typer.Option(
@@ -136,7 +134,7 @@ def _check_none(fields: dict[str, str | None], reader: str, found: str) -> None:
 
 def _with_labels(name: str, fields: dict[str, str | None], folder: Path) -> _Way:
     """Open texts, pairs or a tagger's words; fields that are not given are those of the training."""
-    from vaswani.files.run_records import read_settings
+    from vaswani.files.run_settings import read_settings
     from vaswani.inference.batches import BUFFERED_TEXTS
     from vaswani.inference.classify.classification import Classifier, task_of_checkpoint
     from vaswani.inference.classify.files import ADDED, predict_texts
@@ -153,7 +151,7 @@ def _with_labels(name: str, fields: dict[str, str | None], folder: Path) -> _Way
 
 def _with_answers(name: str, fields: dict[str, str | None], folder: Path) -> _Way:
     """Open questions, each with its text."""
-    from vaswani.files.run_records import read_settings
+    from vaswani.files.run_settings import read_settings
     from vaswani.inference.answer.answering import PAIRS_AT_ONCE, QuestionAnswerer
     from vaswani.inference.answer.files import answer_questions, open_questions
 

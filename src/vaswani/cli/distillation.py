@@ -130,7 +130,7 @@ def compare(
     from vaswani.distillation.comparison import load_candidates, sentences_to_decode
     from vaswani.distillation.report import as_markdown, write_report
     from vaswani.evaluation.text_metrics import check_task, task_of_metric
-    from vaswani.files.run_records import read_settings
+    from vaswani.files.run_settings import read_settings
     from vaswani.training.trainer.checkpoints import check_writable
 
     check_task(task_of_metric(metric))

@@ -12,11 +12,11 @@ from vaswani.cli.options import (
     PaddedTokensPerBatch,
     model_option,
     number,
-    table_field,
     takes_loading_options,
+    trained_field,
 )
 from vaswani.cli.screen import begin_work, progress_of_texts, warn
-from vaswani.cli.splits import field_of_training
+from vaswani.cli.splits import columns_of_training
 from vaswani.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def embed(
             help="JSON Lines; or a .npy or .safetensors file, which needs memory for all vectors.",
         ),
     ] = "-",
-    text_field: Annotated[str | None, table_field("text_field", "text", "as in training, or text")] = None,
+    text_field: Annotated[str | None, trained_field("text_field", "text", "text")] = None,
     words: Annotated[bool, typer.Option("--words", help="Compute one vector per word.")] = False,
     tokens: Annotated[bool, typer.Option("--tokens", help="Compute one vector per token.")] = False,
     pooling: Annotated[
@@ -110,7 +110,7 @@ def embed(
         **loading,
     }
     begin_work()
-    default = field_of_training(model, "text_field", "text")
+    (default,) = columns_of_training(model, text_field="text")
     where: dict[str, Any] = {"option": "text_field", "default": default, "added": added_fields(unit)}
     with open_texts(input_name, text_field, **where) as texts:
         embedder = Embedder.from_pretrained(model, revision=revision, **options)

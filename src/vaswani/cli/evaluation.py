@@ -71,7 +71,7 @@ class Asked:
 
     def trained(self, *tasks: str) -> dict[str, Any]:
         """Return the settings of the model's training; empty if its task is not one of these."""
-        from vaswani.files.run_records import read_settings
+        from vaswani.files.run_settings import read_settings
 
         settings = read_settings(self.folder)
         return settings if settings.get("task") in tasks else {}
@@ -271,7 +271,7 @@ EVALUATIONS: dict[str, Callable[[Asked], Found]] = {
 
 def _evaluate_texts(asked: Asked) -> dict[str, Any]:
     """Score a model on texts or completions; print the scores and return them."""
-    from vaswani.files.run_records import read_settings
+    from vaswani.files.run_settings import read_settings
     from vaswani.hub.checkpoint import local_folder
     from vaswani.training.runs.evaluation import evaluate_completions, evaluate_language_model
 

@@ -224,7 +224,7 @@ def _kind_of_class(folder: Path) -> str:
 
 def _completes(folder: Path, options: dict[str, Any]) -> bool:
     """Return True if the options or the training of a causal model select evaluation on completions."""
-    from vaswani.files.run_records import read_settings
+    from vaswani.files.run_settings import read_settings
 
     if any(options[name] is not None for name in FIELDS["completions"]):
         return True
@@ -234,7 +234,7 @@ def _completes(folder: Path, options: dict[str, Any]) -> bool:
 
 def _denoises(folder: Path, options: dict[str, Any]) -> bool:
     """Return True if an encoder-decoder is evaluated on texts, as in pre-training, and not on pairs."""
-    from vaswani.files.run_records import read_settings
+    from vaswani.files.run_settings import read_settings
 
     if any(options[name] is not None for name in (*FIELDS["seq2seq"], "task")):
         return False

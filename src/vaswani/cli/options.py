@@ -62,6 +62,11 @@ def table_field(name: str, of: str, default: str) -> Any:
     )
 
 
+def trained_field(name: str, of: str, otherwise: str) -> Any:
+    """Declare a `table_field` whose default is the column of the model's training, or else another one."""
+    return table_field(name, of, f"as in training, or {otherwise}")
+
+
 ModelName = Annotated[
     str, model_option("--model", help="Folder of a trained model, or the Hub name of an encoder-decoder.")
 ]

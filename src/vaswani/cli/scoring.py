@@ -21,11 +21,11 @@ from vaswani.cli.options import (
     TargetLanguage,
     model_option,
     number,
-    table_field,
     takes_loading_options,
+    trained_field,
 )
 from vaswani.cli.screen import begin_work, progress_of_texts, warn
-from vaswani.cli.splits import field_of_training, pair_fields_of_training
+from vaswani.cli.splits import columns_of_training
 from vaswani.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,15 +42,12 @@ def score(
     input_name: PairsName = "-",
     target_file: TargetFile = None,
     output_name: OutputName = "-",
-    source_field: Annotated[
-        str | None, table_field("source_field", "sources", "as in training, or source")
-    ] = None,
+    source_field: Annotated[str | None, trained_field("source_field", "sources", "source")] = None,
     target_field: Annotated[
-        str | None,
-        table_field("target_field", "targets, or n-best lists", "as in training, or target, or hypotheses"),
+        str | None, trained_field("target_field", "targets, or n-best lists", "target, or hypotheses")
     ] = None,
     text_field: Annotated[
-        str | None, table_field("text_field", "texts, for a language model", "as in training, or text")
+        str | None, trained_field("text_field", "texts, for a language model", "text")
     ] = None,
     tokens: Annotated[
         bool, typer.Option("--tokens", help="Also write the tokens, each with its log-probability.")
@@ -167,11 +164,12 @@ def _opened(
     from vaswani.inference.pair_inputs import TARGET, open_pairs
 
     if is_seq2seq:
-        of_row, defaults = (fields["source_field"], fields["target_field"]), pair_fields_of_training(model)
+        of_row = fields["source_field"], fields["target_field"]
+        defaults = columns_of_training(model, source_field="source", target_field="target")
         with open_pairs(name, target_file, *of_row, added=added, defaults=defaults, lists=True) as opened:
             yield opened
     else:
-        default = field_of_training(model, "text_field", "text")
+        (default,) = columns_of_training(model, text_field="text")
         where: dict[str, Any] = {"option": "text_field", "default": default, "added": added}
         with open_texts(name, fields["text_field"], **where) as texts:
             yield texts, TARGET

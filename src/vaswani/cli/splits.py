@@ -45,26 +45,18 @@ def as_in_training(columns: Mapping[str, str | None], trained: Mapping[str, Any]
     return {name: column for name, column in known.items() if column is not None}
 
 
-def field_of_training(model: str, option: str, otherwise: str) -> str:
-    """Return the column that a model's training read, or another name if that is not recorded.
+def columns_of_training(model: str, **otherwise: str) -> tuple[str, ...]:
+    """Return the columns that a model's training read.
 
     Args:
         model: folder of the model, or its name on the Hub, where nothing is recorded.
-        option: the option of the column, such as "source_field".
-        otherwise: the name of a column.
+        otherwise: the options of the columns, such as `source_field`, each with its column if none is
+            recorded.
     """
-    from vaswani.files.run_records import read_settings
+    from vaswani.files.run_settings import read_settings
 
-    settings = read_settings(Path(model)) if Path(model).is_dir() else {}
-    return settings.get(option) or otherwise
-
-
-def pair_fields_of_training(model: str) -> tuple[str, str]:
-    """Return the columns of sources and targets that a model's training read (see `field_of_training`)."""
-    from vaswani.inference.pair_inputs import SOURCE, TARGET
-
-    source = field_of_training(model, "source_field", SOURCE)
-    return source, field_of_training(model, "target_field", TARGET)
+    settings = read_settings(Path(model))
+    return tuple(settings.get(option) or column for option, column in otherwise.items())
 
 
 def files_in(data: str) -> list[Path]:

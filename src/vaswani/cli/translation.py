@@ -17,9 +17,10 @@ from vaswani.cli.options import (
     number,
     table_field,
     takes_translator_options,
+    trained_field,
 )
 from vaswani.cli.screen import begin_work, progress_of_texts, warn
-from vaswani.cli.splits import field_of_training
+from vaswani.cli.splits import columns_of_training
 from vaswani.errors import UserError
 
 if TYPE_CHECKING:
@@ -71,9 +72,7 @@ def translate(
     model: ModelNames,
     input_name: InputName = "-",
     output_name: OutputName = "-",
-    source_field: Annotated[
-        str | None, table_field("source_field", "source text", "as in training, or source")
-    ] = None,
+    source_field: Annotated[str | None, trained_field("source_field", "source text", "source")] = None,
     output_field: Annotated[
         str | None, typer.Option("--output_field", help="Field to add to the rows of a table. [translation]")
     ] = None,
@@ -102,10 +101,11 @@ def translate(
         }
         if unfit := [name for name, value in whole.items() if value]:
             raise UserError(f"--stream and {unfit[0]} exclude each other; leave one out")
+    (default,) = columns_of_training(model[0], source_field="source")
     job = _Job(
         input_name,
         source_field,
-        {"default": field_of_training(model[0], "source_field", "source")},
+        {"default": default},
         output_name,
         output_field,
         default_field="translation",
@@ -135,9 +135,7 @@ def summarize(
             "line. [file]",
         ),
     ] = None,
-    source_field: Annotated[
-        str | None, table_field("source_field", "documents", "as in training, or text")
-    ] = None,
+    source_field: Annotated[str | None, trained_field("source_field", "documents", "text")] = None,
     output_field: Annotated[
         str | None, typer.Option("--output_field", help="Field to add to the rows of a table. [summary]")
     ] = None,
@@ -156,14 +154,11 @@ def summarize(
     JSON: the row with its summary. Documents that are too long are truncated,
     and counted.
     """
+    (default,) = columns_of_training(model[0], source_field="text")
     job = _Job(
         input_name,
         source_field,
-        {
-            "default": field_of_training(model[0], "source_field", "text"),
-            "documents": documents,
-            "default_documents": "file",
-        },
+        {"default": default, "documents": documents, "default_documents": "file"},
         output_name,
         output_field,
         default_field="summary",

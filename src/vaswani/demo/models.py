@@ -17,7 +17,7 @@ from transformers import (
 
 from vaswani.data.text_codec import TextCodec, exclusive
 from vaswani.errors import UserError
-from vaswani.files.run_records import read_settings
+from vaswani.files.run_settings import read_settings
 from vaswani.hub.checkpoint import local_folder
 from vaswani.hub.run_metadata import auto_class_of, read_config
 from vaswani.inference.answer.answering import QuestionAnswerer

@@ -84,29 +84,23 @@ def launch_options() -> dict[str, Any]:
         "inbrowser": False,
         "theme": _theme(),
         "max_file_size": 1,  # of an upload, in bytes: the page has none
-        "app_kwargs": {"middleware": [_own_hosts_alone(), _limited_bodies()]},
+        "app_kwargs": {"middleware": _guards()},
     }
 
 
-def _own_hosts_alone() -> Any:
-    """Refuse requests for other host names, such as a website's name that was redirected to this machine."""
+def _guards() -> list[Any]:
+    """Refuse other host names, such as a website's that was redirected to this machine, and large bodies."""
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    return Middleware(TrustedHostMiddleware, allowed_hosts=[ADDRESS, "localhost"])
-
-
-def _limited_bodies() -> Any:
-    """Refuse requests whose body is larger than `LARGEST_REQUEST`, which would be read into memory whole."""
-    from starlette.middleware import Middleware
-
-    return Middleware(_LimitedBodies)
+    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[ADDRESS, "localhost"])
+    return [hosts, Middleware(_LimitedBodies)]
 
 
 class _LimitedBodies:
-    """ASGI middleware that answers a request with a too large body by status 413.
+    """ASGI middleware that answers a request by status 413 if its body would fill the memory.
 
-    A body without a stated length is counted while it arrives.
+    The body is larger than `LARGEST_REQUEST`; without a stated length, it is counted while it arrives.
     """
 
     def __init__(self, app: Any) -> None:

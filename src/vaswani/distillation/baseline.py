@@ -10,7 +10,7 @@ from accelerate import PartialState
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from vaswani.files.run_files import SETTINGS_FILE
-from vaswani.files.run_records import read_settings
+from vaswani.files.run_settings import read_settings
 from vaswani.training.runs.base import BaseRun, owned_output
 
 BASELINE = "baseline"

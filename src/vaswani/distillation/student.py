@@ -25,7 +25,7 @@ from vaswani.distillation.recording import stacks
 from vaswani.errors import UserError
 from vaswani.files.atomic_files import check_output_folder, whole_folder
 from vaswani.files.run_files import SETTINGS_FILE
-from vaswani.files.run_records import read_settings
+from vaswani.files.run_settings import read_settings
 from vaswani.hub.checkpoint import load_checkpoint, local_folder
 from vaswani.hub.hashes import write_hashes
 from vaswani.inference.translate.ensembling import Ensemble

@@ -17,7 +17,7 @@ from vaswani.distillation.config import DistillationConfig
 from vaswani.distillation.output_cache import fingerprint_model
 from vaswani.errors import UserError
 from vaswani.files.run_files import SETTINGS_FILE
-from vaswani.files.run_records import read_settings
+from vaswani.files.run_settings import read_settings
 from vaswani.hub.checkpoint import load_checkpoint, local_folder
 from vaswani.hub.run_metadata import read_config
 from vaswani.inference.translate.ensembling import Ensemble

@@ -12,16 +12,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from sacrebleu.metrics.bleu import BLEU
-from sacrebleu.metrics.chrf import CHRF
-from sacrebleu.metrics.helpers import extract_all_char_ngrams
 
-from vaswani.data.text.bleu import bleu_metric
+from vaswani.data.text.ngram_scores import (
+    Counts,
+    bleu_metric,
+    bleu_score,
+    character_ngrams,
+    chrf_score,
+    counts_of_pair,
+    word_ngrams,
+)
 from vaswani.evaluation.text_metrics import rouge_f1
 
 RESAMPLES = 1000
 PERCENTILES = (2.5, 97.5)  # a 95 % confidence interval
-BETA_SQUARED = CHRF.BETA**2  # the weight of chrF2's recall
 
 
 @dataclass(frozen=True)
@@ -66,53 +70,29 @@ def row_statistics(predictions: Sequence[str], references: Sequence[str], task: 
     pairs = list(zip(predictions, references, strict=True))
     statistics = {
         "bleu": _bleu_statistics(pairs),
-        "chrf": [_chrf_statistics(*pair) for pair in pairs],
+        "chrf": [_chrf_statistics(pair) for pair in pairs],
         "exact_match": [[prediction == reference, 1] for prediction, reference in pairs],
         "bleu_lowercased": _bleu_statistics(pairs, lowercase=True),
     }
-    return {name: np.array(rows, dtype=np.int64) for name, rows in statistics.items()}
+    return {name: np.array(rows, dtype=np.int64).reshape(len(pairs), -1) for name, rows in statistics.items()}
 
 
-def _bleu_statistics(pairs: list[tuple[str, str]], lowercase: bool = False) -> list[list[int]]:
-    """Return the counts of each pair: predicted and reference tokens, matched and all n-grams by order."""
-    bleu = bleu_metric([reference for _, reference in pairs], lowercase)
-    scores = (bleu.corpus_score([prediction], [[reference]]) for prediction, reference in pairs)
-    return [[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores]
+def _bleu_statistics(pairs: list[tuple[str, str]], lowercase: bool = False) -> list[Counts]:
+    metric = bleu_metric([reference for _, reference in pairs], lowercase)
+    return [counts_of_pair(*(word_ngrams(metric, text) for text in pair)) for pair in pairs]
 
 
-def _chrf_statistics(prediction: str, reference: str) -> list[int]:
-    """Return, for each order, the counts of predicted, reference and shared character n-grams."""
-    statistics = []
-    for found, wanted in zip(
-        *(extract_all_char_ngrams(text, CHRF.CHAR_ORDER) for text in (prediction, reference)), strict=True
-    ):
-        # sacreBLEU does not count predicted n-grams of an order for which the reference has no n-grams.
-        statistics += [found.total() if wanted else 0, wanted.total(), (found & wanted).total()]
-    return statistics
+def _chrf_statistics(pair: tuple[str, str]) -> Counts:
+    counts = counts_of_pair(*map(character_ngrams, pair))
+    # sacreBLEU does not count predicted n-grams of an order for which the reference has no n-grams.
+    return [(found if wanted else 0, wanted, both) for found, wanted, both in counts]
 
 
 def score_of_sum(metric: str, total: np.ndarray) -> float:
     """Return the score, 0 to 100, of rows whose statistics sum to `total` [K]."""
-    return _SCORES.get(metric, _mean)(total.tolist())
-
-
-def _bleu(total: list[int]) -> float:
-    system_length, reference_length, *ngrams = total
-    order = len(ngrams) // 2
-    return BLEU.compute_bleu(
-        *(ngrams[:order], ngrams[order:], system_length, reference_length), smooth_method="exp"
-    ).score
-
-
-def _chrf(total: list[int]) -> float:
-    """Return chrF2: the F-score of precision and recall, each averaged over the orders of both sides."""
-    orders = [total[place : place + 3] for place in range(0, len(total), 3)]
-    orders = [counts for counts in orders if counts[0] and counts[1]]
-    precision = sum(both / found for found, _, both in orders) / max(len(orders), 1)
-    recall = sum(both / wanted for _, wanted, both in orders) / max(len(orders), 1)
-    if not precision + recall:
-        return 0.0
-    return 100 * ((1 + BETA_SQUARED) * precision * recall / (BETA_SQUARED * precision + recall))
+    if (score := _SCORES.get(metric)) is None:
+        return _mean(total.tolist())
+    return score(total.reshape(-1, 3).tolist())
 
 
 def _mean(total: list[float]) -> float:
@@ -120,7 +100,12 @@ def _mean(total: list[float]) -> float:
     return 100.0 * points / rows
 
 
-_SCORES: dict[str, Callable[[list[int]], float]] = {"bleu": _bleu, "bleu_lowercased": _bleu, "chrf": _chrf}
+# Of metrics whose statistics are the counts of a pair.
+_SCORES: dict[str, Callable[[Counts], float]] = {
+    "bleu": bleu_score,
+    "bleu_lowercased": bleu_score,
+    "chrf": chrf_score,
+}
 
 
 def bootstrap_scores(metric: str, statistics_of_rows: np.ndarray, seed: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from sacrebleu.metrics.chrf import CHRF
 from transformers import EvalPrediction, PreTrainedTokenizerBase
 
 from vaswani.data.collation import IGNORED_LABEL
-from vaswani.data.text.bleu import bleu_metric
+from vaswani.data.text.ngram_scores import bleu_metric
 from vaswani.data.text.sentences import sentences_of
 from vaswani.data.text_codec import TextCodec
 from vaswani.errors import UserError

@@ -12,28 +12,31 @@ from vaswani.errors import RunError, UserError
 LARGEST_FILE = 1 << 28  # bytes; ten times the largest tokenizers on the Hub
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path, remedy: str = "use another checkpoint") -> dict[str, Any]:
     """Read a file that holds one JSON object.
+
+    Args:
+        path: the file.
+        remedy: advice for the message if it is damaged.
 
     Raises:
         UserError: the file is missing, a folder or unreadable, or does not hold an object.
     """
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):  # reading a pipe would block
-            raise UserError(f"{path} is not a regular file; use another checkpoint")
+            raise UserError(f"{path} is not a regular file; {remedy}")
         if path.stat().st_size > LARGEST_FILE:
-            raise UserError(f"{path} is larger than {LARGEST_FILE:,} bytes; use another checkpoint")
+            raise UserError(f"{path} is larger than {LARGEST_FILE:,} bytes; {remedy}")
         value = json.loads(path.read_bytes().decode("utf-8"))
     except OSError as error:
         raise UserError(unreadable(path, error)) from error
     except (ValueError, RecursionError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{path} is damaged or half-written ({error}); use another checkpoint") from error
+        raise UserError(f"{path} is damaged or half-written ({error}); {remedy}") from error
     if not isinstance(value, dict):
         raise UserError(
-            f"{path} holds a JSON value of type {type(value).__name__}; expected an object: use another "
-            "checkpoint"
+            f"{path} holds a JSON value of type {type(value).__name__}; expected an object: {remedy}"
         )
     return value
 

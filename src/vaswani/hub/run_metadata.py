@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from vaswani.files.run_files import (
     EVALUATION_FILE,
     checkpoints,
 )
-from vaswani.files.run_records import parsed, read_record, read_settings
+from vaswani.files.run_settings import REPAIR, read_settings
 from vaswani.model.configuration_vaswani import MOST_LABELS, MOST_LAYERS
 
 # Tried in this order for a configuration without `architectures`.
@@ -89,13 +88,13 @@ def read_run_metadata(folder: Path, config: PreTrainedConfig | None = None) -> R
         config=config,
         num_parameters=count_parameters(config),
         settings=read_settings(folder),
-        corpus=read_record(folder / CORPUS_FILE, json.loads),
-        evaluation=read_record(folder / EVALUATION_FILE, json.loads),
-        distillation=parsed(folder / DISTILLATION_REPORT, str) or "",
+        corpus=_record(folder / CORPUS_FILE),
+        evaluation=_record(folder / EVALUATION_FILE),
+        distillation=_text(folder / DISTILLATION_REPORT),
         has_plot=(folder / DISTILLATION_PLOT).is_file(),
         target_tokenizer=TARGET_SUBFOLDER if (folder / TARGET_SUBFOLDER).is_dir() else None,
-        averaged=tuple(read_record(folder / AVERAGED_FILE, json.loads).get("checkpoints", ())),
-        adapter=read_record(folder / ADAPTER_CONFIG, json.loads),
+        averaged=tuple(_record(folder / AVERAGED_FILE).get("checkpoints", ())),
+        adapter=_record(folder / ADAPTER_CONFIG),
     )
 
 
@@ -185,3 +184,16 @@ def auto_class_of(config: PreTrainedConfig) -> Any:
         if known is not None and (not names or {each.__name__ for each in classes} & set(names)):
             return auto_class
     return AutoModel
+
+
+def _record(path: Path) -> dict[str, Any]:
+    """Return the object that a JSON file of a run holds; empty if there is no file."""
+    return read_object(path, REPAIR) if path.is_file() else {}
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file; empty if there is no file."""
+    try:
+        return path.read_text(encoding="utf-8") if path.is_file() else ""
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({one_line(error)}); {REPAIR}") from error

@@ -159,7 +159,7 @@ def open_pairs(
     target_field: str | None,
     *,
     added: Sequence[str],
-    defaults: tuple[str, str] = (SOURCE, TARGET),
+    defaults: Sequence[str] = (SOURCE, TARGET),
     lists: bool = False,
 ) -> Iterator[tuple[Pairs, str]]:
     """Open pairs of a table, or of two files of lines.

@@ -18,7 +18,7 @@ from vaswani.errors import UserError
 from vaswani.files.atomic_files import check_output_folder, whole_folder, write_json
 from vaswani.files.json_files import read_object
 from vaswani.files.run_files import AVERAGED_FILE, CORPUS_FILE, MANIFEST, SETTINGS_FILE
-from vaswani.files.run_records import read_settings
+from vaswani.files.run_settings import read_settings
 from vaswani.hub.card import write_card
 from vaswani.hub.checkpoint import local_folder
 from vaswani.hub.hashes import check_whole, tokenizer_files, write_hashes

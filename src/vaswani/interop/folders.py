@@ -15,7 +15,7 @@ from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.errors import RunError, UserError
 from vaswani.files.atomic_files import check_output_folder, whole_folder
 from vaswani.files.run_files import SETTINGS_FILE
-from vaswani.files.run_records import settings_file
+from vaswani.files.run_settings import settings_file
 from vaswani.hub.checkpoint import load_checkpoint, local_folder
 from vaswani.hub.hashes import tokenizer_files, write_hashes
 from vaswani.hub.run_metadata import read_config

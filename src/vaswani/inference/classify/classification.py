@@ -26,7 +26,7 @@ from transformers import (
 from vaswani.data.labels.labelled_tokens import check_room, encode_texts
 from vaswani.data.text_codec import TextCodec
 from vaswani.errors import RunError, UserError, check_positive
-from vaswani.files.run_records import read_settings
+from vaswani.files.run_settings import read_settings
 from vaswani.hub.checkpoint import local_folder
 from vaswani.hub.run_metadata import auto_class_of, read_config
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, checked, padded_inputs, within_memory

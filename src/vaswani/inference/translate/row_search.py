@@ -67,19 +67,14 @@ class RowSearch:
 
     def translations(self, rows: list[Row], request: Request) -> list[Translation]:
         """Return the translation of each row."""
-        if self.mbr_metric is not None:  # choose from all hypotheses of the search
-            searched = Request(max(request.n_best, self.options.num_beams), with_scores=True)
-        else:
-            searched = request
         with within_memory("sentences", len(rows), len(rows[0].token_ids)):
-            found = self._search(rows, self.options, searched)
-        translations = [
-            self._translation(row, written, searched) for row, written in zip(rows, found, strict=True)
-        ]
-        return [replace(each, hypotheses=each.hypotheses[: request.n_best]) for each in translations]
+            found = self._search(rows, self.options, request)
+        return [self._translation(row, written, request) for row, written in zip(rows, found, strict=True)]
 
     def _search(self, rows: list[Row], options: SearchOptions, request: Request) -> list[list[_Written]]:
-        """Return the outputs of the engine with their texts."""
+        """Return the outputs of the engine with their texts; to rank them again, all of the search."""
+        if self.mbr_metric is not None:
+            request = Request(max(request.n_best, self.options.num_beams), with_scores=True)
         found = self.engine.search(
             [row.token_ids for row in rows],
             [self.constraints.limit(len(row.token_ids)) for row in rows],
@@ -128,7 +123,7 @@ class RowSearch:
             hypotheses = self._with_expected_utilities(hypotheses, self.mbr_metric)
         if self.mbr_metric or self.engine.ranks_by_score(self.options):  # without scores, keep the order
             hypotheses.sort(key=lambda hypothesis: -(hypothesis.score or 0.0))
-        return Translation(sentence, tuple(hypotheses))
+        return Translation(sentence, tuple(hypotheses[: request.n_best]))
 
     def _without_banned_phrases(
         self, row: Row, found: list[_Written], request: Request

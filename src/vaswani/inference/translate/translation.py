@@ -107,7 +107,7 @@ class Translator:
         check_positive(max_tokens_per_batch=max_tokens_per_batch)
         self.max_tokens_per_batch = max_tokens_per_batch
         self.lengths, search = _lengths_and_search(options)
-        _check_rank(mbr_metric, search)
+        check_minimum_risk(mbr_metric, search)
         self.banned_phrases, self.required_phrases = check_phrases(banned_phrases, required_phrases)
         self.engine = model if isinstance(model, Engine) else TorchEngine(model)
         self.sides = Sides(
@@ -187,7 +187,7 @@ class Translator:
         """
         # These raise before a model is loaded.
         _, search = _lengths_and_search(options, others=True)
-        _check_rank(options.get("mbr_metric"), search)
+        check_minimum_risk(options.get("mbr_metric"), search)
         check_phrases(options.get("banned_phrases"), options.get("required_phrases"))
         load = LoadOptions(
             device=device,
@@ -447,16 +447,6 @@ def _lengths_and_search(options: dict[str, Any], others: bool = False) -> tuple[
     if others:
         search = {name: value for name, value in search.items() if name in known}
     return TargetLengths(**lengths), SearchOptions(**search)
-
-
-def _check_rank(mbr_metric: str | None, search: SearchOptions) -> None:
-    """Raise a UserError unless minimum Bayes risk can rank the hypotheses of a search."""
-    check_minimum_risk(
-        mbr_metric,
-        num_beams=search.num_beams,
-        sampled=search.sampling is not None,
-        coverage_penalty=search.coverage_penalty,
-    )
 
 
 def _attention_needed(

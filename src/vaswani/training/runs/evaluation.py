@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PrinterCallback
 
 from vaswani.data.evenly_spread import at_most
 from vaswani.data.given_tokenizers import prepare_for_completion
-from vaswani.files.run_records import read_settings
+from vaswani.files.run_settings import read_settings
 from vaswani.model.configuration_vaswani import VaswaniDecoderConfig
 from vaswani.training.config.completion_arguments import CompletionConfig
 from vaswani.training.config.config_file import load_config

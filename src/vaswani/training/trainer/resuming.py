@@ -136,7 +136,7 @@ def _all(manifest: dict[str, Any]) -> Settings:
 
 def _recorded_beside(checkpoint: Path, manifest: dict[str, Any], current: dict[str, Any]) -> dict[str, Any]:
     """The settings in the run's configuration file, for checkpoints of versions that kept none."""
-    from vaswani.files.run_records import read_settings  # here: only these checkpoints need YAML
+    from vaswani.files.run_settings import read_settings  # here: only these checkpoints need YAML
 
     settings = read_settings(checkpoint.parent)
     if not settings:
