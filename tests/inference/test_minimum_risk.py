@@ -33,7 +33,9 @@ def by_hand(texts: list[str], log_probs: list[float] | None, metric: str) -> lis
 
 
 @METRICS
-@pytest.mark.parametrize("log_probs", [None, [-1.0, -2.0, -0.5, -30.0, -1.5, -2.5]], ids=["samples", "beams"])
+@pytest.mark.parametrize(
+    "log_probs", [None, [-1.0, -2.0, -0.5, -30.0, -1.5, -2.5, -1.2, -0.7]], ids=["samples", "beams"]
+)
 def test_expected_utilities(metric: str, log_probs: list[float] | None) -> None:
     texts = [
         "Ein Mann steht am Ufer.",
@@ -42,6 +44,8 @@ def test_expected_utilities(metric: str, log_probs: list[float] | None) -> None:
         "Eine Frau sitzt.",
         "",
         "Ja",
+        "Ja, ja, ja, ja, ja",
+        "Ja, ja, ja",  # shares an n-gram of the line before more than once
     ]
     found = expected_utilities(texts, log_probs, metric)
     assert found == pytest.approx(by_hand(texts, log_probs, metric), abs=1e-6)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 
 import regex
+import torch
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.helpers import extract_all_char_ngrams, extract_word_ngrams
@@ -50,6 +52,29 @@ def counts_of_pair(text: Ngrams, reference: Ngrams) -> Counts:
     """Count the n-grams of a text, of its reference, and of both."""
     pairs = zip(text, reference, strict=True)
     return [(found.total(), wanted.total(), (found & wanted).total()) for found, wanted in pairs]
+
+
+def counts_of_all_pairs(texts: Sequence[Ngrams]) -> list[list[Counts]]:
+    """Count the n-grams of each text with each as its reference: H lists of H counts.
+
+    Much faster than `counts_of_pair` of each: 250 samples of a sentence have 31,000 pairs.
+    """
+    orders = []
+    for ngrams in zip(*texts, strict=True):
+        totals = torch.tensor([counts.total() for counts in ngrams]).expand(len(texts), -1)
+        orders.append(torch.stack([totals.T, totals, _shared_ngrams(ngrams)], dim=-1))
+    return torch.stack(orders, dim=2).tolist()  # of [H, H, orders, 3]
+
+
+def _shared_ngrams(texts: Sequence[Counter[str]]) -> torch.Tensor:
+    """Count the n-grams that each two texts share: int64 [H, H]."""
+    # The k-th occurrence of an n-gram is an item of its own: a product of 0s and 1s then counts common items.
+    items = [[(ngram, k) for ngram, count in text.items() for k in range(count)] for text in texts]
+    column_of = {item: column for column, item in enumerate(set(chain.from_iterable(items)))}
+    occurs = torch.zeros(len(texts), len(column_of))
+    for row, of_text in zip(occurs, items, strict=True):
+        row[[column_of[item] for item in of_text]] = 1
+    return (occurs @ occurs.T).long()
 
 
 def bleu_score(counts: Counts, effective_order: bool = False) -> float:

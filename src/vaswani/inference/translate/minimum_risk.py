@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import combinations
 
 import torch
 
@@ -71,10 +70,6 @@ def _utilities(texts: Sequence[str], metric: str) -> torch.Tensor:
     if metric == "bleu":
         count = partial(ngram_scores.word_ngrams, ngram_scores.bleu_metric(texts))
         score = partial(ngram_scores.bleu_score, effective_order=True)
-    ngrams = [count(text) for text in texts]
-    table = torch.ones(len(texts), len(texts), dtype=torch.float64)
-    for one, two in combinations(range(len(texts)), 2):
-        counts = ngram_scores.counts_of_pair(ngrams[one], ngrams[two])
-        table[one, two] = score(counts) / 100
-        table[two, one] = score([(wanted, found, both) for found, wanted, both in counts]) / 100
-    return table
+    rows = ngram_scores.counts_of_all_pairs([count(text) for text in texts])
+    table = torch.tensor([[score(counts) for counts in row] for row in rows], dtype=torch.float64) / 100
+    return table.fill_diagonal_(1.0)
