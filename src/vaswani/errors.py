@@ -3,7 +3,7 @@
 import errno
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 # transformers and safetensors report a full disk as their own errors, which contain these words.
@@ -63,6 +63,11 @@ def listing(names: Iterable[str]) -> str:
     """Return names for a message, at most 30."""
     shown = [f"'{name}'" if name.isprintable() else repr(name) for name in names]
     return ", ".join(shown[:30]) + (f" and {len(shown) - 30} more" if len(shown) > 30 else "")
+
+
+def names_of_files(names: Sequence[str]) -> str:
+    """Return the names of files for a message; of more than three, the first and the number of others."""
+    return " and ".join(names if len(names) <= 3 else [names[0], f"{len(names) - 1:,} more files"])
 
 
 def one_line(text: object) -> str:

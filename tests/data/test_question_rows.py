@@ -204,9 +204,6 @@ def test_files_of_other_kinds_are_refused(tmp_path):
     (tmp_path / "rows.txt").write_text("a")
     with pytest.raises(UserError, match=r"rows.txt has none of the known endings .jsonl"):
         load(tmp_path / "rows.txt")
-    path = str(write_jsonl(tmp_path / "rows.jsonl", ROWS))
-    with pytest.raises(UserError, match="questions come in one file for each split; got 2"):
-        load_questions(QuestionSpec(train_file=[path, path]))
     (tmp_path / "twice.json").write_text('{"data": [], "data": []}')
     with pytest.raises(UserError, match=r"twice.json: .*; leave one of them"):
         load(tmp_path / "twice.json")

@@ -13,7 +13,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from vaswani.data.sources.reading import table_format
-from vaswani.errors import UserError, one_line
+from vaswani.errors import UserError, names_of_files, one_line
 from vaswani.files.atomic_files import write_whole
 from vaswani.files.run_files import HISTORY
 from vaswani.hub.plain_card import (
@@ -218,7 +218,7 @@ def name_of_data(run: RunMetadata, split: str = "train") -> str:
     paths = settings.get(f"{split}_file") or settings.get("train_file") or []
     if settings.get("dataset"):
         paths = [settings["dataset"]]
-    return " and ".join(Path(path).name for path in paths) or "unrecorded data"
+    return names_of_files([Path(path).name for path in paths]) or "unrecorded data"
 
 
 # ------------------------------------------------------------------------------------------------- sections

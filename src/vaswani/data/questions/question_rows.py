@@ -107,9 +107,7 @@ def check_ids(questions: Dataset, split: str) -> None:
 
 def _file_source(names: Sequence[str], spec: QuestionSpec) -> Source:
     """Return a source of one file: SQuAD's own JSON, or a table."""
-    if len(names) != 1:
-        raise UserError(f"questions come in one file for each split; got {len(names)}")
-    name, path = names[0], existing_file(names[0])
+    (name,), path = names, existing_file(names[0])
     identity = partial(file_identity, [path], spec)
     table = reading.table_format(path)
     if table is None:
@@ -119,7 +117,7 @@ def _file_source(names: Sequence[str], spec: QuestionSpec) -> Source:
         return Source(name, partial(rows_of_articles, articles, name), identity)
     fields = _fields(table.fields(path), spec, name)
     read = reading.cell_reader(path, table, fields)
-    return Source(name, partial(_numbered, read, spec.id_field in fields), identity)
+    return Source(name, partial(_with_id, read, spec.id_field in fields), identity)
 
 
 def _dataset_source(
@@ -130,7 +128,7 @@ def _dataset_source(
     existing = list(reading.arrow_fields(dataset.features.arrow_schema))
     fields = _fields(existing, spec, name)
     read = partial(reading.arrow_rows, arrow_table(dataset, fields), *fields)
-    return Source(name, partial(_numbered, read, spec.id_field in fields), identity)
+    return Source(name, partial(_with_id, read, spec.id_field in fields), identity)
 
 
 def _fields(existing: Sequence[str], spec: QuestionSpec, where: str) -> list[str]:
@@ -150,10 +148,10 @@ def _fields(existing: Sequence[str], spec: QuestionSpec, where: str) -> list[str
     return [*([spec.id_field] if spec.id_field in known else []), *spec.options.values()]
 
 
-def _numbered(read: Callable[[], Iterator[Row]], has_id: bool) -> Iterator[Row]:
-    """Yield id, text, question and answers (and their starts) of each row; its index if it has no id."""
-    for number, row in enumerate(read()):
-        yield row if row is None or has_id else (number, *row)
+def _with_id(read: Callable[[], Iterator[Row]], has_id: bool) -> Iterator[Row]:
+    """Yield id, text, question and answers (and their starts) of each row; None for an id that it lacks."""
+    for row in read():
+        yield row if row is None or has_id else (None, *row)
 
 
 def squad_articles(path: Path) -> list[Any] | None:

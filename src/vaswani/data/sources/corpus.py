@@ -181,30 +181,20 @@ def _load_dates(spec: BaseCorpusSpec, splits: Sequence[str]) -> Corpus:
 
 
 def _file_source(names: Sequence[str], spec: BaseCorpusSpec) -> Source:
-    """Return a source for tables, or for plain text files, one per column."""
+    """Return a source for a table, or for plain text files, one per column."""
     paths = [existing_file(name) for name in names]
     identity = partial(file_identity, paths, spec)
-    tables = [table for path in paths if (table := reading.table_format(path)) is not None]
-    if len(tables) == len(paths):
-        for name, path, table in zip(names, paths, tables, strict=True):
-            check_fields(table.fields(path), spec, name)
-        readers = [partial(table.rows, path) for table, path in zip(tables, paths, strict=True)]
-        return Source(
-            " and ".join(names), partial(_rows_of_tables, readers, *spec.options.values()), identity
-        )
-    if tables:
+    tables = list(map(reading.table_format, paths))
+    if len(names) == 1 and (table := tables[0]) is not None:
+        check_fields(table.fields(paths[0]), spec, names[0])
+        return Source(names[0], partial(table.rows, paths[0], *spec.options.values()), identity)
+    if any(tables):
         raise UserError(f"files must be tables, or two of plain text, not both; got {listing(names)}")
     if len(names) < len(spec.columns):
         known = ", ".join(reading.TABLE_FORMATS)
         raise UserError(f"{names[0]} has none of the known endings {known}; plain text takes two files")
     sides = (names[0], names[1]) if len(names) == 2 else None
     return Source(" and ".join(names), partial(spec.read_text, *paths), identity, sides)
-
-
-def _rows_of_tables(readers: Sequence[Callable[..., Iterator[Row]]], *names: str) -> Iterator[Row]:
-    """Yield the cells of the named fields, one table after the other."""
-    for rows in readers:
-        yield from rows(*names)
 
 
 def _dataset_source(

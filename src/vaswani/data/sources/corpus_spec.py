@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -12,6 +12,7 @@ from datasets import Features, Value
 from vaswani.data.sources import reading
 from vaswani.data.sources.reading import Row
 from vaswani.errors import UserError
+from vaswani.files.line_files import COLUMN_ENDINGS
 
 SPLITS = ("train", "validation", "test")
 TEXT_FEATURES = Features({"source": Value("string"), "target": Value("string")})
@@ -25,18 +26,19 @@ class BaseCorpusSpec:
         dataset: `"dates"` for the built-in corpus; a folder that was saved with `save_to_disk` or holds
             `train.jsonl`, `validation.jsonl`, `test.jsonl` (or other known formats); or a name on the Hub.
         dataset_config: configuration of a Hub data set; for the dates, their locales (`"de,fr"` or `"all"`).
-        train_file: instead of `dataset`: one JSONL, JSON, CSV, TSV (each also `.gz`) or Parquet file; or a
-            plain text file (also `.gz`) for each column. With `joins_tables`, any number of such tables.
+        train_file: instead of `dataset`: JSONL, JSON, CSV, TSV (each also `.gz`) or Parquet files, which are
+            joined to one corpus in the given order; a file that is given twice is read twice. Or two plain
+            text files (also `.gz`), if there are two columns; with one column, any number of them.
         validation_file: likewise.
         test_file: likewise.
         streaming: read rows when they are needed, for corpora larger than memory and the cache's disk.
 
     Raises:
-        UserError: neither or both of `dataset` and files are given, or a split has more files than columns.
+        UserError: neither or both of `dataset` and files are given, or more than two plain text files have
+            to be paired.
     """
 
     columns: ClassVar[tuple[str, ...]]  # of the rows; column NAME is read from the field in option NAME_field
-    joins_tables: ClassVar[bool] = False  # if True, a split can be several tables, read one after the other
 
     dataset: str | None = None
     dataset_config: str | None = None
@@ -50,10 +52,8 @@ class BaseCorpusSpec:
             files = getattr(self, f"{split}_file")
             if isinstance(files, str):
                 setattr(self, f"{split}_file", [files])
-            elif len(files) > len(self.columns) and not (self.joins_tables and all(map(is_table, files))):
-                pair = ", or two of plain text" if len(self.columns) == 2 else ""
-                tables = "tables" if self.joins_tables else "one file"
-                raise UserError(f"{split}_file takes {tables}{pair}; got {len(files)} files")
+            elif any(len(paired) > 2 for paired in self.read_together(files)):
+                raise UserError(f"{split}_file takes tables, or two of plain text; got {len(files)} files")
         if self.dataset and self.files:
             raise UserError(f"dataset={self.dataset} and files were both given; give one of them")
         if not self.dataset and not self.files:
@@ -64,6 +64,11 @@ class BaseCorpusSpec:
         """The files of each split that has files."""
         named = {split: getattr(self, f"{split}_file") for split in SPLITS}
         return {split: files for split, files in named.items() if files}
+
+    def read_together(self, files: Sequence[str]) -> list[Sequence[str]]:
+        """Split the files of a split into those that are read side by side; each table is read alone."""
+        has_pairs = len(self.columns) == 2 and not all(map(_has_all_columns, files))
+        return [files] if has_pairs else [[name] for name in files]
 
     @property
     def options(self) -> dict[str, str]:
@@ -94,15 +99,12 @@ class BaseCorpusSpec:
 class CorpusSpec(BaseCorpusSpec):
     """A parallel corpus with its source and target fields; two text files are paired line by line.
 
-    Several tables are joined to one corpus in the given order; a table that is given twice is read twice.
-
     Args:
         source_field: field of the source text; a dot reaches into nested columns (`translation.de`).
         target_field: field of the target text.
     """
 
     columns = ("source", "target")
-    joins_tables = True
 
     source_field: str = "source"
     target_field: str = "target"
@@ -142,6 +144,6 @@ class TextCorpusSpec(BaseCorpusSpec):
         return (reading.read_lines if self.documents == "line" else reading.read_paragraphs)(*paths)
 
 
-def is_table(name: str) -> bool:
-    """Return whether a file has the ending of a table."""
-    return reading.table_format(Path(name)) is not None
+def _has_all_columns(name: str) -> bool:
+    """Return whether a file has the ending of a table, or of CoNLL's columns."""
+    return reading.table_format(Path(name)) is not None or name.lower().endswith(COLUMN_ENDINGS)

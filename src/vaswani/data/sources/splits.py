@@ -19,7 +19,7 @@ from vaswani.data.caching import cache_errors
 from vaswani.data.sources import reading
 from vaswani.data.sources.corpus_spec import SPLITS, BaseCorpusSpec
 from vaswani.data.sources.reading import Row
-from vaswani.errors import RunError, UserError, listing, one_line
+from vaswani.errors import RunError, UserError, listing, names_of_files, one_line
 from vaswani.files.atomic_files import sha256_of
 from vaswani.files.hub_client import use_patient_client
 
@@ -63,11 +63,25 @@ def find_splits(
     """
     if spec.files:
         _check_no_config(spec)
-        return {split: partial(file_source, names, spec) for split, names in spec.files.items()}
+        return {split: partial(_joined, names, spec, file_source) for split, names in spec.files.items()}
     try:
         return _splits_of_dataset(spec, file_source, rows_source)
     except PermissionError as error:
         raise UserError(f"dataset={spec.dataset}: cannot read {error.filename}: {error.strerror}") from error
+
+
+def _joined(names: Sequence[str], spec: BaseCorpusSpec, file_source: FileSource) -> Source:
+    """Return a source of files that are read one after the other."""
+    sources = [file_source(together, spec) for together in spec.read_together(names)]
+    if len(sources) == 1:
+        return sources[0]
+    identity = partial(file_identity, list(map(existing_file, names)), spec)
+    return Source(names_of_files(names), partial(_rows_of, sources), identity)
+
+
+def _rows_of(sources: Sequence[Source]) -> Iterator[Row]:
+    for source in sources:
+        yield from source.rows()
 
 
 def _splits_of_dataset(

@@ -41,8 +41,8 @@ class CompletionDataArguments(Section):
     dataset_config: str | None = option(None, "Configuration of the data set.")
     train_file: list[str] = option(
         [],
-        "Training file (JSONL, JSON, CSV, TSV, Parquet), or two text files: prompts and completions, line by "
-        "line.",
+        "Training files: tables (JSONL, JSON, CSV, TSV, Parquet), several of which are read one after the "
+        "other, or two text files, prompts and completions, line by line.",
     )
     validation_file: list[str] = option([], "Validation file(s), in the same formats.")
     test_file: list[str] = option([], "Test file(s), in the same formats.")

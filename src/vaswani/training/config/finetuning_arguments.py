@@ -52,8 +52,8 @@ class LabelledDataArguments(Section):
     dataset_config: str | None = option(None, "Configuration of the data set.")
     train_file: list[str] = option(
         [],
-        "Training file (JSONL, CSV, TSV, Parquet; for tagging also CoNLL's columns), or two text files: "
-        "texts and labels, line by line.",
+        "Training files: tables (JSONL, CSV, TSV, Parquet; for tagging also CoNLL's columns), several of "
+        "which are read one after the other, or two text files, texts and labels, line by line.",
     )
     validation_file: list[str] = option([], "Validation file(s), in the same formats.")
     test_file: list[str] = option([], "Test file(s), in the same formats.")

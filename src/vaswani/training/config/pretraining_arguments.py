@@ -99,9 +99,13 @@ class TextArguments(Section):
         None, "Folder with train.jsonl, train.txt, ... (also .gz), or the Hub name of a data set."
     )
     dataset_config: str | None = option(None, "Configuration of the data set.")
-    train_file: list[str] = option([], "Training file: JSONL, CSV, TSV, Parquet (also .gz), or plain text.")
-    validation_file: list[str] = option([], "Validation file, in the same formats.")
-    test_file: list[str] = option([], "Test file, in the same formats.")
+    train_file: list[str] = option(
+        [],
+        "Training files: JSONL, CSV, TSV, Parquet (also .gz) or plain text; several are read one after the "
+        "other.",
+    )
+    validation_file: list[str] = option([], "Validation file(s), in the same formats.")
+    test_file: list[str] = option([], "Test file(s), in the same formats.")
     text_field: str = option("text", "Column of the text; a dot selects a nested column.")
     documents: Literal["line", "blank_line"] = option(
         "line", "In text files: one document per line, or blank lines between documents."

@@ -43,10 +43,12 @@ class QuestionDataArguments(Section):
     dataset: str | None = option(None, "Folder or Hub name of a data set.")
     dataset_config: str | None = option(None, "Configuration of the data set.")
     train_file: list[str] = option(
-        [], "Training file: SQuAD's JSON (v1.1 or v2.0), or rows in JSONL, JSON, CSV, TSV or Parquet."
+        [],
+        "Training files: SQuAD's JSON (v1.1 or v2.0), or rows in JSONL, JSON, CSV, TSV or Parquet; several "
+        "are read one after the other.",
     )
-    validation_file: list[str] = option([], "Validation file, in the same formats.")
-    test_file: list[str] = option([], "Test file, in the same formats.")
+    validation_file: list[str] = option([], "Validation file(s), in the same formats.")
+    test_file: list[str] = option([], "Test file(s), in the same formats.")
     id_field: str = option("id", "Column of a name for each row; without it, rows are numbered.")
     context_field: str = option("context", "Column of the text; a dot reaches into nested columns.")
     question_field: str = option("question", "Column of the question.")
