@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import Sampler
 
 from vaswani.data.collation import Example
-from vaswani.data.pair_tokens import Integers
+from vaswani.data.columns import Integers
 from vaswani.data.sources.row_report import RowReport
 from vaswani.errors import UserError
 

@@ -16,12 +16,12 @@ from tokenizers import models
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from vaswani.data.columns import Integers
 from vaswani.data.text_codec import Side, TextCodec
 from vaswani.errors import UserError
 
 ROWS_AT_A_TIME = 20_000
 
-Integers = npt.NDArray[np.integer[Any]]
 Words = npt.NDArray[np.bool_]
 
 

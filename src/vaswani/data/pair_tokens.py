@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vaswani.data import text_codec
 from vaswani.data.caching import map_to_file, tokenizer_key
+from vaswani.data.columns import Integers, integer_column
 from vaswani.data.evenly_spread import at_most
 from vaswani.data.sources.row_report import RowReport
 from vaswani.data.text_codec import Frame, Side, TextCodec
@@ -30,7 +31,6 @@ from vaswani.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-Integers = npt.NDArray[np.integer[Any]]
 
 ROWS_TO_COUNT = 10_000  # to estimate the share of unknown tokens
 TOKEN_FEATURES = Features(
@@ -106,8 +106,7 @@ def tokenize_corpus(
 
 def token_lengths(dataset: Dataset) -> tuple[Integers, Integers]:
     """Return the columns `source_length` and `target_length` of a tokenized data set: int32 arrays [N]."""
-    table = dataset.select_columns(["source_length", "target_length"]).with_format("arrow")[:]
-    return table["source_length"].to_numpy(), table["target_length"].to_numpy()
+    return integer_column(dataset, "source_length"), integer_column(dataset, "target_length")
 
 
 def unknown_share(dataset: Dataset, column: str, codec: TextCodec) -> float | None:

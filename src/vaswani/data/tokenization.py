@@ -415,7 +415,9 @@ def _load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
             read_object(directory / name)
     try:
         with panics_as_user_errors(f"in {directory}"):
-            return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(
+                directory, local_files_only=True, trust_remote_code=False
+            )
     except UserError:
         raise
     except Exception as error:  # the tokenizers library raises no specific error
@@ -426,3 +428,6 @@ def _load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
             f"the tokenizer in {directory} cannot be read ({reason}); its files may be half-written: "
             "use another checkpoint"
         ) from error
+    for name in ("is_local", "local_files_only"):  # of this call; they would be saved with the tokenizer
+        tokenizer.init_kwargs.pop(name, None)
+    return tokenizer

@@ -27,7 +27,8 @@ from datasets import Dataset
 
 from vaswani.data.batching import TokenBudgetBatchSampler
 from vaswani.data.collation import IGNORED_LABEL, Example
-from vaswani.data.pair_tokens import Integers, token_lengths
+from vaswani.data.columns import Integers
+from vaswani.data.pair_tokens import token_lengths
 from vaswani.distillation.output_cache import HEADER_SIZE, OutputCache
 from vaswani.errors import UserError
 

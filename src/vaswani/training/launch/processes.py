@@ -17,6 +17,7 @@ from accelerate.utils import DistributedType
 from vaswani.errors import RunError, UserError
 
 POLL_SECONDS = 0.1
+PATIENCE = timedelta(days=7)
 
 
 def choose_device() -> None:
@@ -99,6 +100,32 @@ def _started_processes() -> int:
 
 def _asked_for(plugin: str) -> bool:
     return os.environ.get(f"ACCELERATE_USE_{plugin}", "false").lower() == "true"
+
+
+class LongWaits:
+    """Waits for all processes that do not end after `ddp_timeout`, while one of them prepares a large corpus.
+
+    All processes create it together.
+    """
+
+    def __init__(self) -> None:
+        several = dist.is_initialized() and dist.get_world_size() > 1
+        self._group = dist.new_group(backend="gloo", timeout=PATIENCE) if several else None
+
+    def wait(self) -> None:
+        """Wait until all processes have called this."""
+        if self._group is not None:
+            dist.barrier(self._group)
+
+    @contextmanager
+    def main_process_first(self) -> Iterator[None]:
+        """Let the main process of each machine go first."""
+        goes_first = PartialState().is_local_main_process
+        if not goes_first:
+            self.wait()
+        yield
+        if goes_first:
+            self.wait()
 
 
 # ------------------------------------------------------------------------------------------- the meeting

@@ -21,7 +21,8 @@ from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedToken
 from vaswani.data.evenly_spread import at_most
 from vaswani.data.sources.corpus import Corpus, load_corpus
 from vaswani.data.sources.corpus_spec import SPLITS
-from vaswani.data.tokenization import load_tokenizers, save_tokenizers, train_tokenizer
+from vaswani.data.tokenization import load_tokenizers, save_tokenizers
+from vaswani.data.vocabularies import trained_tokenizer
 from vaswani.errors import RunError, UserError, listing
 from vaswani.files.run_files import CORPUS_FILE, EVALUATION_FILE, SETTINGS_FILE
 from vaswani.hub.card import handwritten_card, write_card
@@ -29,7 +30,7 @@ from vaswani.hub.push import push_folder
 from vaswani.hub.run_metadata import read_config, read_run_metadata
 from vaswani.insight.curves import save_curves
 from vaswani.training.config.options import BaseConfig
-from vaswani.training.launch.processes import check_processes, check_sizes
+from vaswani.training.launch.processes import LongWaits, check_processes, check_sizes
 from vaswani.training.launch.sigterm import ends_on_sigterm, sigterm_held_back
 from vaswani.training.runs.checks import check_metric, check_stream, rehearse
 from vaswani.training.runs.failures import blame_size, what_was_saved
@@ -91,7 +92,10 @@ class BaseRun(ABC):
     def _prepare(self) -> tuple[dict[str, Any], Tokenizers, BaseTrainer]:
         """All steps before training; returns the tokenized splits, the tokenizers and the trainer."""
         self._check_settings()
-        with _main_process_first():
+        self.waits = LongWaits()
+        if not PartialState().is_local_main_process:
+            datasets.disable_progress_bars()
+        with self.waits.main_process_first():
             corpus = self.load()
         if not self.config.training.evaluate_test:
             corpus.splits.pop("test", None)
@@ -103,7 +107,7 @@ class BaseRun(ABC):
         if self.checkpoint:
             _check_same_model(self.config.model, model, self.checkpoint)
         self.revise(corpus, tokenizers)
-        with _main_process_first():
+        with self.waits.main_process_first():
             splits = self._with_fewer_test_rows(self.tokenize(corpus, tokenizers))
         trainer = self.build_trainer(splits, tokenizers, model)
         trainer.identity, trainer.settings, trainer.history = identity, settings, self.history
@@ -227,18 +231,17 @@ class BaseRun(ABC):
         """A tokenizer that the main process trains on columns of the training split, for all processes."""
         trained = None
         if PartialState().is_main_process:
-            texts, data = self._vocabulary_texts(corpus, columns), self.config.data
+            data = self.config.data
             options |= {"kind": data.tokenizer_kind, "model_max_length": self.positions}
-            trained = train_tokenizer(texts, data.vocab_size, **options)
+            rows = self.vocabulary_rows(corpus)
+            trained = trained_tokenizer(rows, columns, vocab_size=data.vocab_size, **options)
+        self.waits.wait()
         return broadcast_object_list([trained])[0]
 
-    def _vocabulary_texts(self, corpus: Corpus, columns: Sequence[str]) -> Iterator[list[str]]:
-        """Yield the training texts from which a vocabulary is learned, in batches."""
-        rows = corpus.split("train")
-        if self.config.data.tokenizer_rows is not None:
-            rows = rows.take(self.config.data.tokenizer_rows)
-        for batch in rows.iter(batch_size=1000):
-            yield from (batch[name] for name in columns)
+    def vocabulary_rows(self, corpus: Corpus) -> Dataset | IterableDataset:
+        """The training rows from whose texts a vocabulary is learned."""
+        rows, first = corpus.split("train"), self.config.data.tokenizer_rows
+        return rows if first is None else rows.take(first)
 
     @property
     def positions(self) -> int | None:
@@ -328,16 +331,6 @@ def owned_output(config: BaseConfig) -> Iterator[None]:
         yield
         return
     with only_run_in(config.output_dir):
-        yield
-
-
-@contextmanager
-def _main_process_first() -> Iterator[None]:
-    """Let the main process of each machine read and tokenize first; the others then use its cache."""
-    state = PartialState()
-    if not state.is_local_main_process:
-        datasets.disable_progress_bars()
-    with state.local_main_process_first():
         yield
 
 

@@ -13,7 +13,9 @@ import numpy as np
 from datasets import Dataset, IterableDataset
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from vaswani.data.columns import integer_column
 from vaswani.data.given_tokenizers import prepare_for_pairs, special_tokens, vocabulary_size
+from vaswani.data.pair_tokens import token_lengths
 from vaswani.data.sources.corpus import Corpus
 from vaswani.data.text.denoising import DenoisingCollator, Noise, frames, with_markers
 from vaswani.data.text.gap_sentences import GapChoice, GapPieces, GapSentences, sentence_mask
@@ -127,7 +129,7 @@ class DenoisingRun(PretrainingRun):
         splits = super().tokenize(corpus, tokenizers)
         for name, rows in splits.items():
             if isinstance(rows, Dataset):
-                longest = np.add(rows["source_length"][:], rows["target_length"][:]).max()
+                longest = np.add(*token_lengths(rows)).max()
                 self.check_budget(name, int(longest))
         return splits
 
@@ -236,8 +238,8 @@ class GapSentencesRun(DenoisingRun):
         """The pieces of two or more sentences, from which one can be removed."""
         if isinstance(rows, IterableDataset):
             return rows.filter(lambda row: row["source_length"] > 0)
-        lengths = np.array(rows["length"][:])
-        has_gaps = np.array(rows["source_length"][:]) > 0
+        lengths = integer_column(rows, "length")
+        has_gaps = integer_column(rows, "source_length") > 0
         left_out = f"{(~has_gaps).sum():,} pieces of one sentence, {lengths[~has_gaps].sum():,} tokens"
         remedy = (
             "sentences end at . ! ? or at the end of a line: give texts with these, raise max_length, or "

@@ -12,6 +12,7 @@ import numpy as np
 from datasets import Dataset, IterableDataset
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from vaswani.data.columns import integer_column
 from vaswani.data.evenly_spread import at_most
 from vaswani.data.sources.corpus import Corpus
 from vaswani.data.text.sequences import SegmentPairs, SequenceBuilder, boundary_token_ids, make_sequences
@@ -182,7 +183,7 @@ class PretrainingRun(BaseRun):
 
     def describe_used_rows(self, split: str, rows: Dataset, kept: int) -> str:
         """Describe the sequences that the documents make."""
-        return f": {len(rows):,} sequences of {sum(rows['length'][:]):,} tokens"
+        return f": {len(rows):,} sequences of {integer_column(rows, 'length').sum():,} tokens"
 
     # ------------------------------------------------------------------------------- trainer and evaluation
 

@@ -23,7 +23,7 @@ from vaswani.data.bpe_dropout import BpeDropout, PairSplitter, check_bpe_dropout
 from vaswani.data.collation import Seq2SeqCollator
 from vaswani.data.evenly_spread import at_most, evenly_spread
 from vaswani.data.given_tokenizers import prepare_for_pairs, special_tokens, vocabulary_size
-from vaswani.data.pair_tokens import tokenize_corpus, unknown_share
+from vaswani.data.pair_tokens import token_lengths, tokenize_corpus, unknown_share
 from vaswani.data.sources.corpus import Corpus
 from vaswani.data.text_codec import Side, TextCodec, for_languages, has_one_vocabulary
 from vaswani.data.tokenization import check_tags, check_vocab_size, load_tokenizers
@@ -179,9 +179,12 @@ class TrainingRun(BaseRun):
 
     def _check_tags_occur(self, corpus: Corpus) -> None:
         """Raise `UserError` for a tag with which no source begins; the rows are read until all are found."""
-        missing, texts = set(self.config.data.source_tags), self._vocabulary_texts(corpus, ["source"])
-        while missing and (sources := next(texts, None)) is not None:
-            missing -= {tag for tag in missing if any(source.startswith(tag) for source in sources)}
+        missing, batches = (
+            set(self.config.data.source_tags),
+            self.vocabulary_rows(corpus).iter(batch_size=1000),
+        )
+        while missing and (batch := next(batches, None)) is not None:
+            missing -= {tag for tag in missing if any(source.startswith(tag) for source in batch["source"])}
         if missing:
             tag = min(missing)
             raise UserError(
@@ -256,10 +259,9 @@ class TrainingRun(BaseRun):
         if split != "train":
             most = data.max_validation_rows if split == "validation" else self.config.training.max_test_rows
             tokenized = at_most(tokenized, most)
-        lengths = [np.array(tokenized[name][:]) for name in ("source_length", "target_length")]
         cut = "set truncate=true, which cuts longer sources off at max_source_length"
         lower = "lower max_source_length" if data.truncate or split == "train" else cut
-        self.check_budget(split, int(np.add(*lengths).max()), lower)
+        self.check_budget(split, int(np.add(*token_lengths(tokenized)).max()), lower)
         return tokenized
 
     # ------------------------------------------------------------------------------- trainer and evaluation

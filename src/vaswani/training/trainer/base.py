@@ -9,7 +9,7 @@ al. (2017), arXiv:1706.03762.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from inspect import signature
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from accelerate.data_loader import prepare_data_loader
+from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, EvalPrediction, Trainer, TrainerState
@@ -32,6 +33,7 @@ from transformers.trainer_utils import (
 
 from vaswani.data.batching import TokenBudgetBatchSampler, TokenBudgetStream
 from vaswani.data.bpe_dropout import BpeDropoutDataset, PairSplitter
+from vaswani.data.columns import Integers, integer_column
 from vaswani.data.sources.row_report import RowReport
 from vaswani.errors import StoppedError
 from vaswani.files.run_files import HISTORY
@@ -511,7 +513,7 @@ class BaseTrainer(Trainer):
 
     # ----------------------------------------------------------------------------------------------- batches
 
-    def row_lengths(self, dataset: Any) -> tuple[Sequence[int], Sequence[int] | None]:
+    def row_lengths(self, dataset: Any) -> tuple[Integers, Integers | None]:
         """Tokens of each row [N], and of its target [N] if the target is a separate sequence."""
         return lengths_of(dataset, "input_ids", "length"), None
 
@@ -605,11 +607,11 @@ def without_cache(model: torch.nn.Module) -> dict[str, Any]:
     return {"use_cache": False} if "use_cache" in signature(model.forward).parameters else {}
 
 
-def lengths_of(dataset: Any, tokens: str, length: str) -> Sequence[int]:
+def lengths_of(dataset: Any, tokens: str, length: str) -> Integers:
     """Tokens of each row [N], from a column of lengths if there is one, else by counting the tokens."""
-    if length in getattr(dataset, "column_names", ()):
-        return dataset[length][:]  # [:] reads all at once; a bare column is read row by row
-    return [len(row[tokens]) for row in dataset]
+    if isinstance(dataset, Dataset) and length in dataset.column_names:
+        return integer_column(dataset, length)
+    return np.array([len(row[tokens]) for row in dataset])
 
 
 def _gpus(device: torch.device) -> list[torch.device]:

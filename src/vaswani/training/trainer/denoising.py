@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from inspect import signature
 from typing import Any, ClassVar
 
 import torch
 
+from vaswani.data.columns import Integers
 from vaswani.model.losses import token_loss_function
 from vaswani.training.trainer.base import lengths_of
 from vaswani.training.trainer.pretraining import PretrainingTrainer
@@ -27,7 +27,7 @@ class DenoisingTrainer(PretrainingTrainer):
             # The library's own loss would give batches of any size the same weight.
             self.compute_loss_func = self._token_loss
 
-    def row_lengths(self, dataset: Any) -> tuple[Sequence[int], Sequence[int]]:
+    def row_lengths(self, dataset: Any) -> tuple[Integers, Integers]:
         """Tokens of each source [N] and of each target [N]."""
         return (
             lengths_of(dataset, "input_ids", "source_length"),

@@ -3,7 +3,6 @@
 Section numbers refer to Vaswani et al. (2017), arXiv:1706.03762.
 """
 
-from collections.abc import Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from transformers.generation.configuration_utils import METADATA_FIELDS
 from transformers.trainer_utils import PredictionOutput
 
 from vaswani.data.collation import source_mask
+from vaswani.data.columns import Integers
 from vaswani.data.tokenization import save_tokenizers
 from vaswani.errors import UserError
 from vaswani.evaluation.text_metrics import TextMetrics
@@ -95,7 +95,7 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
 
     # ---------------------------------------------------------------------------------------------- training
 
-    def row_lengths(self, dataset: Any) -> tuple[Sequence[int], Sequence[int]]:
+    def row_lengths(self, dataset: Any) -> tuple[Integers, Integers]:
         """Tokens of each source [N] and of each target [N]."""
         return (
             lengths_of(dataset, "input_ids", "source_length"),
