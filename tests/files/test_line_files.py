@@ -6,6 +6,7 @@ import io
 import lzma
 import os
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow
@@ -58,6 +59,32 @@ def test_after_a_failure_the_earlier_file_stays_and_the_partial_one_too(tmp_path
     writer.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert path.read_text() == "earlier\n"
     assert partial.read_text() == "1\n"
+
+
+def test_the_lines_of_an_interrupted_run_are_kept_by_the_next(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, partial, old = (tmp_path / name for name in ("out.txt", "out.txt.partial", "out.txt.partial.old"))
+
+    def write(lines: list[str], error: type[BaseException] | None) -> None:
+        with suppress(KeyboardInterrupt), LineWriter(str(path)) as writer:
+            for line in lines:
+                writer.write(line)
+            if error is not None:
+                raise error
+
+    write(["1", "2", "3"], KeyboardInterrupt)
+    write([], KeyboardInterrupt)  # such as an option that is refused after the file is opened
+    assert old.read_text() == "1\n2\n3\n"
+    assert f"{partial} was not complete; its lines are in {old} now." in caplog.messages
+    write(["1"], KeyboardInterrupt)
+    write(["4", "5"], None)
+    assert old.read_text() == "1\n2\n3\n"  # the longest stays
+    assert path.read_text() == "4\n5\n"
+    write(["1", "2", "3", "4"], KeyboardInterrupt)
+    write(["6"], None)
+    assert old.read_text() == "1\n2\n3\n4\n"
+    assert path.read_text() == "6\n"
 
 
 def test_nothing_is_left_of_a_run_that_wrote_nothing(tmp_path: Path) -> None:

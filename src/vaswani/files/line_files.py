@@ -6,6 +6,7 @@ import codecs
 import errno
 import gzip
 import io
+import logging
 import os
 import re
 import sys
@@ -19,6 +20,8 @@ from typing import Any, BinaryIO, cast
 
 from vaswani.errors import PipeClosedError, RunError, UserError
 from vaswani.files.file_locks import open_locked
+
+logger = logging.getLogger(__name__)
 
 STANDARD_STREAM = "-"
 COLUMN_ENDINGS = (".conll", ".conll.gz")  # a word and its tags in each line, as in CoNLL's shared tasks
@@ -144,7 +147,8 @@ def check_not_json(output: str, remedy: str) -> None:
 class LineWriter:
     """Writes lines to a file, which appears when it is complete, or to standard output for "-".
 
-    Until then, and after a failure, the lines are in the file NAME.partial.
+    Until then, and after a failure, the lines are in the file NAME.partial. The next writer moves them to
+    NAME.partial.old, unless that file has more.
 
     Raises:
         UserError: the file cannot be opened, or its name has the ending of another format.
@@ -180,8 +184,12 @@ class LineWriter:
         """Open and empty the file, locked for this process."""
         if self._final is None:
             return open(self._name, "wb")
+        path = Path(self._name)
         try:
-            stream = os.fdopen(open_locked(Path(self._name)), "wb")
+            stream = os.fdopen(open_locked(path), "wb")
+            if _moved_aside(path):
+                stream.close()
+                stream = os.fdopen(open_locked(path), "wb")
         except BlockingIOError as error:
             raise UserError(
                 f"another process writes {self._name}; wait for its end, or give another --output"
@@ -237,6 +245,17 @@ class LineWriter:
             raise RunError(
                 f"cannot rename {self._name}, which is complete, to {self._final}: {reason(error)}"
             ) from error
+
+
+def _moved_aside(partial: Path) -> bool:
+    """Move what an earlier writer left to PARTIAL.old, unless that has more; return whether it was moved."""
+    old = partial.with_name(f"{partial.name}.old")
+    kept = old.stat().st_size if old.exists() else 0
+    if partial.stat().st_size <= kept:
+        return False
+    os.replace(partial, old)
+    logger.warning("%s was not complete; its lines are in %s now.", partial, old)
+    return True
 
 
 def give_up(stream: Any) -> None:
