@@ -537,6 +537,40 @@ class TestStream:
             wanted = Seq2SeqCollator(0, 1)(rows)
             assert all(torch.equal(batch[name], wanted[name]) for name in wanted)
 
+    @pytest.mark.parametrize("replicas", [1, 2, 3])
+    def test_finished_passes_are_counted_and_not_read_again(self, replicas):
+        rows, started = tokenized_rows(), []
+
+        class Rows:
+            def __iter__(self):
+                started.append(None)
+                return iter(rows)
+
+        def share(rank, **options):
+            return TokenBudgetStream(Rows(), 200, 90, seed=1, num_replicas=replicas, rank=rank, **options)
+
+        lengths = [len(list(token_budget_batches(rows, 200, 90, seed=1, epoch=epoch))) for epoch in range(4)]
+        for rank in range(replicas):
+            whole = share(rank)
+            expected = list(itertools.islice(whole, sum(lengths) // replicas - 1))
+            assert whole.batches_of_passes[:4].tolist() == [*lengths[:3], 0]
+            started.clear()
+            resumed = share(rank, finished=lengths[:2])
+            found = list(itertools.islice(resumed, len(expected)))
+            skipped = len(range(rank, sum(lengths[:2]), replicas))
+            assert found == [*itertools.repeat([], skipped), *expected[skipped:]]
+            assert len(started) == 2  # passes 3 and 4
+            assert resumed.batches_of_passes[:4].tolist() == [*lengths[:3], 0]
+
+    def test_a_worker_counts_passes_in_shared_memory(self):
+        rows = tokenized_rows()
+        length = len(list(token_budget_batches(rows, 200, 100)))
+        stream = TokenBudgetStream(rows, 200, 100)
+        stream.batches_of_passes.share_memory_()
+        loader = DataLoader(stream, batch_size=None, collate_fn=Seq2SeqCollator(0, 1), num_workers=1)
+        next(itertools.islice(loader, length, None))
+        assert stream.batches_of_passes[0] == length
+
     def test_rows_may_be_one_sequence_and_each_pass_is_told(self):
         told: list[int] = []
         rows = [{"input_ids": [5] * length} for length in (3, 9, 4, 4)]

@@ -5,13 +5,14 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from transformers import EarlyStoppingCallback, GenerationConfig, Seq2SeqTrainer, Seq2SeqTrainingArguments
 from transformers.trainer_pt_utils import LabelSmoother
 
@@ -446,23 +447,40 @@ def test_the_log_of_a_resumed_run_counts_every_update(tmp_path, stop):
 
 
 @pytest.mark.slow
-def test_resuming_a_stream_equals_never_having_stopped(tmp_path):
-    rows = tokenized(12)
+@pytest.mark.parametrize(
+    "options", [{}, {"gradient_accumulation_steps": 2}, {"dataloader_num_workers": 1}], ids=str
+)
+def test_resuming_a_stream_equals_never_having_stopped(tmp_path, options):
+    rows, passes = tokenized(12), tmp_path / "passes"
 
-    def run(folder: str, checkpoint: str | None = None) -> torch.Tensor:
+    def stream() -> Iterator[dict]:
+        with passes.open("a") as file:  # a worker has memory of its own
+            file.write("a pass\n")
+        yield from rows
+
+    def run(folder: str, checkpoint: str | None = None) -> tuple[torch.Tensor, int]:
+        passes.write_text("")
         trainer = make_trainer(
             tmp_path / folder,
-            rows.to_iterable_dataset(),
+            IterableDataset.from_generator(stream),
             tiny_model(dropout=0.3),
             max_steps=12,
             save_strategy="steps",
-            save_steps=7,  # in the second pass
+            save_steps=9,
+            **options,
         )
         trainer.train(resume_from_checkpoint=checkpoint)
-        return weights(trainer.model)
+        return weights(trainer.model), len(passes.read_text().splitlines())
 
-    assert torch.equal(run("resumed", None), run("whole"))
-    assert torch.equal(run("again", str(tmp_path / "whole" / "checkpoint-7")), run("other"))
+    whole, passes_of_whole = run("whole")
+    again, _ = run("again")
+    assert torch.equal(again, whole)
+    checkpoint = tmp_path / "whole" / "checkpoint-9"
+    finished = json.loads((checkpoint / "manifest.json").read_text())["passes"]
+    assert finished
+    resumed, passes_of_resumed = run("resumed", str(checkpoint))
+    assert torch.equal(resumed, whole)
+    assert passes_of_resumed < passes_of_whole  # the first passes are not read again
 
 
 def resume(folder: Path, **options) -> Trainer:

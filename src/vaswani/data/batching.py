@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 Splitter = Callable[[Sequence[Example], np.random.Generator], Sequence[Example]]
 ROWS_IN_BUFFER = 20_000
+COUNTED_PASSES = 1 << 16  # of a stream
 
 
 class TokenBudgetBatchSampler(Sampler[list[int]]):
@@ -286,7 +287,8 @@ class TokenBudgetStream(torch.utils.data.IterableDataset[list[Example]]):
     """Endless batches of a stream, for a `DataLoader` with `batch_size=None` and a `Seq2SeqCollator`.
 
     Each pass over the stream has another order. A trainer counts `max_steps` and not passes, and resumes by
-    skipping the batches that it has seen, after any number of passes.
+    skipping the batches that it has seen, after any number of passes. With `finished`, it does not read the
+    passes before the last one for this.
 
     With several processes, give each its `rank`, and do not pass the loader to `Accelerator.prepare`, which
     would distribute the batches again.
@@ -302,6 +304,12 @@ class TokenBudgetStream(torch.utils.data.IterableDataset[list[Example]]):
             whatever reason, rank 0 logs the counts at the end of each pass.
         on_pass: called at the start of each pass with its number, from 0.
         splitter: as for `token_budget_batches`.
+        finished: number of batches, of all processes together, of each pass that lies wholly before the
+            batch with which a training resumes. Instead of these batches, the stream yields empty ones.
+
+    Attributes:
+        batches_of_passes: number of batches of each pass that has been read to its end, then zeros: int64.
+            If a worker reads the stream, share this memory with it.
     """
 
     def __init__(
@@ -315,8 +323,12 @@ class TokenBudgetStream(torch.utils.data.IterableDataset[list[Example]]):
         report: RowReport | None = None,
         on_pass: Callable[[int], None] | None = None,
         splitter: Splitter | None = None,
+        finished: Sequence[int] = (),
     ) -> None:
         self.examples = examples
+        self.batches_of_passes = torch.zeros(COUNTED_PASSES, dtype=torch.int64)
+        self.batches_of_passes[: len(finished)] = torch.tensor(finished, dtype=torch.int64)
+        self._num_finished = len(finished)
         self.on_pass = on_pass
         self.num_replicas = num_replicas
         self.rank = rank
@@ -335,9 +347,15 @@ class TokenBudgetStream(torch.utils.data.IterableDataset[list[Example]]):
         return islice(self._passes(), self.rank, None, self.num_replicas)
 
     def _passes(self) -> Iterator[list[Example]]:
-        for epoch in itertools.count():
+        for finished in self.batches_of_passes[: self._num_finished].tolist():
+            yield from itertools.repeat([], finished)
+        for epoch in itertools.count(self._num_finished):
             if self.on_pass is not None:
                 self.on_pass(epoch)
-            yield from self._one_pass(epoch=epoch)
+            count = 0
+            for count, batch in enumerate(self._one_pass(epoch=epoch), start=1):  # noqa: B007 - used below
+                yield batch
+            if epoch < COUNTED_PASSES:
+                self.batches_of_passes[epoch] = count
             if self.rank == 0 and self.report is not None and self.report.left_out:
                 logger.warning("Pass %d over the stream has ended: %s.", epoch + 1, str(self.report))

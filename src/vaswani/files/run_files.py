@@ -9,6 +9,7 @@ CORPUS_FILE = "corpus.json"
 EVALUATION_FILE = "evaluation.json"
 AVERAGED_FILE = "averaged.json"  # the checkpoints whose weights were averaged
 MANIFEST = "manifest.json"  # of a checkpoint; written last
+PASSES = "passes"  # key in this file: the number of batches of each finished pass over a stream
 
 # Files of an adapter, with PEFT's names.
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -9,10 +9,11 @@ al. (2017), arXiv:1706.03762.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from inspect import signature
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ from vaswani.data.bpe_dropout import BpeDropoutDataset, PairSplitter
 from vaswani.data.columns import Integers, integer_column
 from vaswani.data.sources.row_report import RowReport
 from vaswani.errors import StoppedError
-from vaswani.files.run_files import HISTORY
+from vaswani.files.run_files import HISTORY, PASSES
 from vaswani.hub.hashes import forget_hashes, write_hashes
 from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, library_defaults
 from vaswani.training.config.schedule import check_finite, check_warmup, inverse_sqrt_schedule
@@ -49,6 +50,7 @@ from vaswani.training.trainer.checkpoints import (
     discard_unfinished,
     finish_checkpoint,
     given_checkpoint,
+    read_manifest,
     unfinished_checkpoint,
 )
 from vaswani.training.trainer.evaluated_rows import EvaluatedRows
@@ -136,6 +138,8 @@ class BaseTrainer(Trainer):
         self.objective: Objective = Objective()
         self.num_epochs = 0
         self._resumed: TrainerState | None = None
+        self._recorded_passes: list[int] = []  # over a stream, in the checkpoint from which a run resumes
+        self._batches_of_passes = torch.zeros(0)  # over a stream, as far as it is counted
         self._unfinished: Path | None = None  # folder in which a checkpoint is being written
         self._schedule: Any = None  # the paper's schedule, if the trainer made it
 
@@ -193,6 +197,7 @@ class BaseTrainer(Trainer):
         self._resumed = None
         if checkpoint:
             self._resumed = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+            self._recorded_passes = read_manifest(checkpoint).get(PASSES, [])
         hook = self.model.register_load_state_dict_post_hook(self._expect_only_what_is_saved)
         try:
             with self.objective.training():
@@ -389,6 +394,7 @@ class BaseTrainer(Trainer):
             "update": self.state.global_step,
             **(self.settings or manifest_of(self.args)),
             HISTORY: self.history,
+            PASSES: self._batches_of_passes[self._batches_of_passes > 0].tolist(),
             "data": self.identity,
         }
 
@@ -530,11 +536,22 @@ class BaseTrainer(Trainer):
             report=self.stream_report,
             on_pass=getattr(self.train_data_collator, "set_epoch", None),
             splitter=self.splitter,
+            finished=self._finished_passes(),
         )
+        self._batches_of_passes = stream.batches_of_passes
+        if self.args.dataloader_num_workers:
+            stream.batches_of_passes.share_memory_()
+        collator = partial(_collate_unless_empty, self.train_data_collator)
         # Not prepared by accelerate, which would distribute the batches over the processes a second time.
-        return DataLoader(
-            stream, batch_size=None, collate_fn=self.train_data_collator, **self._loader_options()
-        )
+        return DataLoader(stream, batch_size=None, collate_fn=collator, **self._loader_options())
+
+    def _finished_passes(self) -> list[int]:
+        """The batches of each pass over a stream that is wholly among those that a resumed run skips."""
+        if self._resumed is None or self.args.ignore_data_skip:
+            return []
+        skipped = self._resumed.global_step * self.args.gradient_accumulation_steps * self.num_replicas
+        ends = accumulate(self._recorded_passes)
+        return [count for count, end in zip(self._recorded_passes, ends, strict=True) if end <= skipped]
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         """Token-budget batches of rows of similar length, in a fixed order."""
@@ -605,6 +622,10 @@ class BaseTrainer(Trainer):
 def without_cache(model: torch.nn.Module) -> dict[str, Any]:
     """Options of a forward pass that keeps no keys and values, which only decoding needs."""
     return {"use_cache": False} if "use_cache" in signature(model.forward).parameters else {}
+
+
+def _collate_unless_empty(collator: Callable, batch: Sequence[Any]) -> Any:
+    return collator(batch) if batch else {}
 
 
 def lengths_of(dataset: Any, tokens: str, length: str) -> Integers:
