@@ -87,7 +87,7 @@ def _run(rank: int, num_processes: int, port: int, arguments: list[str], output_
 
     begin_copy(log_of(output_dir, rank))
     if rank > 0:
-        del base_run.train_tokenizer  # the first process learns the vocabulary for all
+        del base_run.trained_tokenizer  # the first process learns the vocabulary for all
     faulthandler.enable()  # says where a training crashes
     faulthandler.dump_traceback_later(SECONDS - 10)  # or hangs
     if num_processes > 1:

@@ -163,6 +163,19 @@ def test_a_backward_model_adds_its_vectors_of_the_words(
         torch.testing.assert_close(vectors, expected.vectors, **TOLERANCE)
 
 
+def test_vectors_of_two_models_have_length_1_together(
+    model: Path, causal_model: Path, text: Path, capfd
+) -> None:
+    flags = ["--words", "--subtoken_pooling", "last", "--backward_model", causal_model]
+    plain, scaled = (
+        records(capfd, "--model", model, "--input", text, *flags, *more) for more in ([], ["--normalize"])
+    )
+    for before, after in zip(plain, scaled, strict=True):
+        if before["vectors"]:
+            expected = torch.nn.functional.normalize(torch.tensor(before["vectors"]), dim=1)
+            torch.testing.assert_close(torch.tensor(after["vectors"]), expected, **TOLERANCE)
+
+
 def test_arrays_by_the_ending_of_the_output(model: Path, text: Path, tmp_path: Path, capfd) -> None:
     embedder = Embedder.from_pretrained(model)
     outputs = [tmp_path / name for name in ("out.npy", "out.safetensors", "words.safetensors")]

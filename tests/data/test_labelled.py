@@ -151,6 +151,17 @@ def test_conll_with_comments_tabs_and_other_spaces(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    "sentence",
+    ["Bob\tNNP\tB-PER\nsaw\tVB\t\n", "Bob NNP B-PER\nsaw VB\n", "Rome\tNNP\t\n", "\tNNP\tO\n", "Rome\n"],
+)
+def test_a_sentence_without_a_tag_for_each_word_has_no_other_column_as_tags(tmp_path, sentence):
+    (tmp_path / "train.conll").write_text(f"Ann NNP B-PER\n\n{sentence}\nhere  RB   O \n")
+    corpus = load_labelled(LabelledSpec(dataset=str(tmp_path), task="tagging"))
+    assert [row["label"] for row in corpus.splits["train"]] == [["B-PER"], ["O"]]
+    assert corpus.reports["train"].malformed == 1
+
+
 def test_rows_that_cannot_be_used_are_counted(tmp_path):
     rows = [*ROWS, *ROWS, {"text": " ", "label": "pos"}, {"label": "pos"}, {"text": "a", "label": None}]
     rows += [{"text": "a", "label": " "}, {"text": "a\udcff", "label": "pos"}, 3]

@@ -24,7 +24,7 @@ from vaswani.data.questions.windows import Window, make_windows
 from vaswani.errors import RunError, UserError
 from vaswani.evaluation.answers import evaluate_answers
 from vaswani.inference.answer.answering import CONFIG_FIELD, QuestionAnswerer
-from vaswani.inference.answer.spans import Answer, Span, answers_of, best_spans
+from vaswani.inference.answer.spans import CANDIDATES, Answer, Span, answers_of, best_spans
 
 SMALL = {"max_length": 24, "doc_stride": 6, "max_question_length": 6}
 
@@ -46,6 +46,7 @@ def test_the_best_spans_are_those_of_a_slow_search(longest, most):
     starts, ends = torch.randn(2, 4, 9, generator=generator)
     places = torch.tensor([[0, 3, 5], [8, 2, 6], [0, 1, 8], [0, 9, 0]])
     found = best_spans(starts, ends, places, most, longest)
+    most = max(most, CANDIDATES)
     assert found.shape == (4, 1 + most, 3)
     for row, (null, first, count) in enumerate(places.tolist()):
         assert found[row, 0, 0] == starts[row, null] + ends[row, null]
@@ -59,6 +60,19 @@ def test_the_best_spans_are_those_of_a_slow_search(longest, most):
 
 def found(null: float, *spans: tuple[float, int, int]) -> np.ndarray:
     return np.array([(null, 0, 0), *spans], dtype=np.float32)
+
+
+@pytest.mark.parametrize("most", [1, 3, 20])
+def test_the_answer_does_not_depend_on_how_many_are_listed(most):
+    """The best span may be white space, which is no answer, or the characters of another span."""
+    context = "Ann  saw"
+    window = Window(0, {}, 0, 1, [(0, 3), (3, 5), (5, 8)])
+    logits, places = torch.tensor([[0.0, 2.0, 5.0, 1.0]]), torch.tensor([[0, 1, 3]])
+    spans = best_spans(logits, logits, places, most, 30).numpy()
+    (answer,) = answers_of([context], [window], spans, most)
+    assert answer.text == "Ann"
+    assert answer.null_odds == -7
+    assert [span.text for span in answer.spans] == ["Ann", "saw", "Ann  saw"][:most]
 
 
 def test_windows_of_a_question_are_seen_together():

@@ -158,6 +158,10 @@ def test_what_predicts_no_labels_is_refused(models: Path, tmp_path: Path) -> Non
     AutoModelForQuestionAnswering.from_config(toy_config()).save_pretrained(tmp_path)
     with pytest.raises(UserError, match="holds VaswaniForQuestionAnswering, which predicts no labels"):
         Classifier.from_pretrained(tmp_path)
+    several = Classifier.from_pretrained(models / "multi_label").model
+    several.config.problem_type = "regression"
+    with pytest.raises(UserError, match="the model predicts 2 numbers of a text; expected one"):
+        Classifier(several, toy_tokenizer())
     with pytest.raises(UserError, match=r"expected a list of texts, got one text: write \['one'\]"):
         Classifier.from_pretrained(models / "classification")("one")
     with pytest.raises(UserError, match=r"got the list .*; lists of words are for taggers"):
@@ -179,6 +183,21 @@ def test_columns_are_not_read_as_lines(models: Path, tmp_path: Path, capfd) -> N
     status, records, errors = predict(capfd, *command)
     assert (status, records) == (2, [])
     assert "in.conll is in CoNLL's columns, a word in each line; give lines of text, or a table" in errors
+
+
+@pytest.mark.parametrize("ending", ["", "-DOCSTART- -X- O\n\n"])
+def test_a_tagger_does_not_read_words_with_their_tags_as_texts(
+    models: Path, tmp_path: Path, capfd, ending: str
+) -> None:
+    label = Classifier.from_pretrained(models / "tagging").names[0]
+    path = tmp_path / "in.txt"
+    command = ["--model", models / "tagging", "--input", path]
+    path.write_text(f"{ending}Ann NNP {label}\nsaw VB {label}\n\nBob NNP {label}\n")
+    status, records, errors = predict(capfd, *command)
+    assert (status, records) == (2, [])
+    assert f"has a word with tags in each line, such as 'Ann NNP {label}'; give lines of text" in errors
+    path.write_text(f"Ann saw {label}\nBob\n")  # texts that end so by chance
+    assert predict(capfd, *command)[0] == 0
 
 
 def test_lines_become_json(models: Path, tmp_path: Path, capfd) -> None:

@@ -1,5 +1,6 @@
 """What an `Embedder` promises, against plain loops over the states of one text at a time."""
 
+import json
 from collections.abc import Callable
 from itertools import count, islice
 from pathlib import Path
@@ -9,6 +10,8 @@ from unittest.mock import Mock, patch
 import pytest
 import torch
 from safetensors.torch import save_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from sentence_transformers.util import semantic_search
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import (
@@ -19,6 +22,8 @@ from transformers import (
     FSMTForConditionalGeneration,
     GPT2Config,
     GPT2LMHeadModel,
+    LEDConfig,
+    LEDForConditionalGeneration,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -506,6 +511,70 @@ def test_a_checkpoint_embeds_as_the_model_that_was_saved(kind: str, tmp_path: Pa
 
 
 # Similarity and search.
+
+
+def test_an_encoder_reads_as_many_tokens_as_it_has_positions_for_sources() -> None:
+    numbers = {"ffn_dim": 16, "layers": 1, "attention_heads": 2}
+    sizes = {f"{side}_{name}": numbers[name] for side in ("encoder", "decoder") for name in numbers}
+    positions = {"max_encoder_position_embeddings": 256, "max_decoder_position_embeddings": 32}
+    config = LEDConfig(vocab_size=400, d_model=16, attention_window=16, **sizes, **positions)
+    model = LEDForConditionalGeneration(config)
+    assert Embedder(model, toy_tokenizer(), max_length=200).max_length == 200
+    assert Embedder(model, toy_tokenizer()).max_length == 256
+
+
+def embedder_in(folder: Path, **options: Any) -> Embedder:
+    return Embedder.from_pretrained(folder, allow_mismatch=True, **options)  # few tokens, many embeddings
+
+
+@pytest.mark.parametrize("mode", ["mean", "cls", "max", "lasttoken"])
+@pytest.mark.parametrize("normalizes", [False, True])
+def test_the_pooling_of_sentence_transformers_is_that_of_its_model(
+    tmp_path: Path, mode: str, normalizes: bool
+) -> None:
+    for part in (model_of("bert").float(), bert_tokenizer()):
+        part.save_pretrained(tmp_path / "bert")
+    modules = [Transformer(str(tmp_path / "bert")), Pooling(WIDTH, mode), *([Normalize()] * normalizes)]
+    theirs = SentenceTransformer(modules=modules, device="cpu")
+    theirs.save(str(tmp_path / "theirs"))
+    texts = [text for text in TEXTS if text]
+    ours = embedder_in(tmp_path / "theirs")
+    expected = torch.from_numpy(theirs.encode(texts))
+    torch.testing.assert_close(ours.embed(texts), expected, rtol=1e-4, atol=1e-5)
+    named = embedder_in(tmp_path / "theirs", pooling="max")
+    plain = embedder_in(tmp_path / "bert", pooling="max")
+    assert_equal(named.embed(texts), plain.embed(texts))
+    # Words have vectors of their own: the settings are for texts.
+    for one, other in zip(ours.embed_words(texts), plain.embed_words(texts), strict=True):
+        assert_equal(one.vectors, other.vectors)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"type": "x.Dense"},
+            r"has the modules 'Transformer', 'Dense', and known are 'Normalize'",
+        ),
+        ({"path": "nowhere"}, r"modules.json cannot be read"),
+        ({"mode": "weightedmean"}, r"pooling='weightedmean' is unknown; expected one of 'mean', 'cls'"),
+        ({"mode": ["cls", "max"]}, r"pooling='cls_max' is unknown; expected"),
+    ],
+    ids=str,
+)
+def test_modules_that_are_not_known_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    for part in (model_of("bert").float(), bert_tokenizer()):
+        part.save_pretrained(tmp_path / "bert")
+    pooling = Pooling(WIDTH, change.pop("mode", "mean"))
+    theirs = SentenceTransformer(modules=[Transformer(str(tmp_path / "bert")), pooling], device="cpu")
+    theirs.save(str(tmp_path / "theirs"))
+    path = tmp_path / "theirs" / "modules.json"
+    modules = json.loads(path.read_text())
+    modules[1] |= change
+    path.write_text(json.dumps(modules))
+    with pytest.raises(UserError, match=message):
+        embedder_in(tmp_path / "theirs")
+    embedder_in(tmp_path / "theirs", pooling="mean")
 
 
 @pytest.mark.parametrize("rows_at_once", [500_000, 7])

@@ -75,3 +75,6 @@ def test_vectors_of_several_models_stand_side_by_side() -> None:
     assert two.words == ["a", "b"]
     assert two.vectors.tolist() == [[0, 0, 0, 1]] * 2
     assert (none.words, none.vectors.shape) == ([], (0, 4))
+    parts = [[WordVectors(["a"], torch.tensor([[3.0]]))], [WordVectors(["a"], torch.tensor([[0.0, 4.0]]))]]
+    (one,) = stack_word_vectors(parts, normalize=True)
+    torch.testing.assert_close(one.vectors, torch.tensor([[0.6, 0.0, 0.8]]))

@@ -196,6 +196,37 @@ def test_an_adapter_that_does_not_fit_is_refused(fault: str, trained: Path, tmp_
         load_checkpoint(folder, device="cpu")
 
 
+@pytest.mark.parametrize(
+    ("changed", "is_tied"),
+    [
+        ({"target_modules": ["embed_tokens"]}, True),
+        ({"target_modules": ["lm_head"]}, True),
+        ({"target_modules": ["q_proj", "fc1"]}, False),
+        ({"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, False),
+        ({"target_modules": ["q_proj"], "trainable_token_indices": [5, 6]}, False),
+    ],
+    ids=str,
+)
+def test_an_adapter_of_tied_layers_is_refused_as_merging_would_change_them_all(
+    changed: dict[str, Any], is_tied: bool, tmp_path: Path
+) -> None:
+    base, folder = save_toy_checkpoint(tmp_path / "base"), tmp_path / "adapter"
+    torch.manual_seed(0)
+    model = AutoModelForSeq2SeqLM.from_pretrained(base)
+    assert model.config.tie_word_embeddings
+    config = peft.LoraConfig(r=2, task_type="SEQ_2_SEQ_LM", init_lora_weights=False, **changed)
+    copytree(base, folder, ignore=lambda _, names: [name for name in names if name.endswith(".safetensors")])
+    adapted = peft.get_peft_model(model, config)
+    expected = logits(adapted)
+    adapted.save_pretrained(folder)
+    if is_tied:
+        layer = changed["target_modules"][0]
+        with pytest.raises(UserError, match=rf"changes \S*{layer}, which shares its weights"):
+            load_checkpoint(folder, device="cpu")
+    else:
+        torch.testing.assert_close(logits(load_checkpoint(folder, device="cpu")[0]), expected)
+
+
 def test_an_adapter_names_the_model_by_the_name_that_was_given(tmp_path: Path) -> None:
     """A model of the Hub lies in a folder of the cache, which is no use to others."""
     folder = save_toy_checkpoint(tmp_path / "snapshot")

@@ -27,7 +27,7 @@ NOTHING = "before training began; no checkpoint "
 # Where the signal comes: as this function is called, and what the message says after "stopped by SIGTERM".
 MOMENTS = {
     "vaswani.training.runs.base:load_corpus": NOTHING,
-    "vaswani.training.runs.base:train_tokenizer": NOTHING,
+    "vaswani.training.runs.base:trained_tokenizer": NOTHING,
     "vaswani.training.runs.translation:TrainingRun.build_trainer": NOTHING,
     "transformers:Trainer._inner_training_loop": "after update 1; it is saved in {folder}: continue with",
     "transformers:Trainer._finish_current_push": EVALUATES,  # after the last update

@@ -1,7 +1,9 @@
 """`vaswani predict`."""
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -20,6 +22,8 @@ from vaswani.cli.options import (
 )
 from vaswani.cli.screen import begin_work, progress_of_texts, warn
 from vaswani.errors import UserError
+
+LINES_TO_CHECK = 50  # of a tagger's input
 
 
 @app.command()
@@ -141,12 +145,34 @@ def _with_labels(name: str, fields: dict[str, str | None], folder: Path) -> _Way
     from vaswani.inference.inputs import open_texts
 
     is_tagger, trained = task_of_checkpoint(folder) == "tagging", read_settings(folder)
+    if is_tagger and os.path.isfile(name):
+        _check_is_text(name, folder)
     # A model of pairs does not read single texts.
     pair_field = fields["text_pair_field"] or trained.get("text_pair_field")
     default = trained.get("text_field") or "text"
     where: dict[str, Any] = {"option": "text_field", "default": default, "pair_field": pair_field}
     opened = open_texts(name, fields["text_field"], added=ADDED, words=is_tagger, **where)
     return _Way(opened, Classifier, predict_texts, BUFFERED_TEXTS)
+
+
+def _check_is_text(name: str, folder: Path) -> None:
+    """Raise `UserError` if the lines of a file are words with their tags, as in CoNLL's columns."""
+    from vaswani.files.line_files import open_lines
+    from vaswani.hub.run_metadata import read_config
+    from vaswani.inference.classify.classification import names_of
+    from vaswani.inference.inputs import has_table_ending
+
+    if has_table_ending(name):
+        return
+    labels = set(names_of(read_config(folder)))
+    with open_lines(name) as lines:
+        columns = [line.decode("utf-8", errors="replace").split() for line in islice(lines, LINES_TO_CHECK)]
+    words = [cells for cells in columns if cells and cells[0] != "-DOCSTART-"]
+    if words and all(len(cells) > 1 and cells[-1] in labels for cells in words):
+        raise UserError(
+            f"{name} has a word with tags in each line, such as {' '.join(words[0])!r}; give lines of text, "
+            "or a table that has the words in a field"
+        )
 
 
 def _with_answers(name: str, fields: dict[str, str | None], folder: Path) -> _Way:

@@ -43,7 +43,11 @@ def embed(
     tokens: Annotated[bool, typer.Option("--tokens", help="Compute one vector per token.")] = False,
     pooling: Annotated[
         str | None,
-        typer.Option("--pooling", help="How to pool a text's tokens: mean (default), cls, max or last."),
+        typer.Option(
+            "--pooling",
+            help="How to pool a text's tokens: mean, cls, max or last. Default: as saved by "
+            "sentence-transformers, else mean.",
+        ),
     ] = None,
     subtoken_pooling: Annotated[
         str | None,
@@ -99,7 +103,7 @@ def embed(
     check_not_input(output_name, input_name)
     revision = loading.pop("revision")  # of --model only
     options: dict[str, Any] = {
-        "pooling": pooling or "mean",
+        "pooling": pooling or (None if unit == "text" else "mean"),
         "subtoken_pooling": subtoken_pooling or "first",
         "layers": _layers(layers),
         "combine": _combination(combine),
@@ -172,8 +176,11 @@ def _stacked(
     """Yield words with their vectors from several models, concatenated."""
     from vaswani.inference.embed.word_vectors import stack_word_vectors
 
+    normalize = embedders[0].normalize  # the whole vectors, not their parts
+    for embedder in embedders:
+        embedder.normalize = False
     first, *others = tee(texts, len(embedders))
     streams = [embedders[0].stream(first, "word", buffer_size=buffer_size, progress=done)]
     for embedder, same in zip(embedders[1:], others, strict=True):
         streams.append(embedder.stream(same, "word", buffer_size=buffer_size))
-    return stack_word_vectors(streams)
+    return stack_word_vectors(streams, normalize=normalize)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +238,7 @@ def with_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         if unplaced := sorted(stored.keys() - peft.get_peft_model_state_dict(adapted).keys()):
             raise ValueError(f"it holds {unplaced[0]}, which the model has no place for")
         check_finite(_tensors(folder / ADAPTER_WEIGHTS), folder)
+        _check_not_tied(adapted, folder)
         return adapted.merge_and_unload().requires_grad_(True)  # PEFT has frozen it
     except UserError:
         raise
@@ -244,6 +247,27 @@ def with_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
             f"the adapter in {folder} does not fit {adapted_model(folder)}: {one_line(error)}; use the model "
             "that it was trained with"
         ) from error
+
+
+def _check_not_tied(adapted: Any, folder: Path) -> None:
+    """Raise a UserError if the adapter changes one of several layers that share their weights.
+
+    Merging would change all of them. Adapters of single tokens keep such layers together themselves.
+    """
+    from peft.tuners.trainable_tokens import TrainableTokensLayer
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    weights = chain.from_iterable(module.parameters(recurse=False) for module in adapted.modules())
+    owners = Counter(map(id, weights))
+    for name, module in adapted.named_modules():
+        if not isinstance(module, BaseTunerLayer) or isinstance(module, TrainableTokensLayer):
+            continue
+        if any(owners[id(weight)] > 1 for weight in module.get_base_layer().parameters(recurse=False)):
+            layer = name.removeprefix("base_model.model.")
+            raise UserError(
+                f"the adapter in {folder} changes {layer}, which shares its weights with other layers, and "
+                "cannot be merged; use it with peft.PeftModel, or train one for other layers"
+            )
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, Any]]:

@@ -58,9 +58,11 @@ def source_limit(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
     return None if positions is None else min(positions - _padded(model), tokenizer.model_max_length)
 
 
-def longest_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: int | None) -> int:
+def longest_text(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: int | None, side: Side = "target"
+) -> int:
     """Return the maximum tokens of a text: the requested number, limited by the model's positions."""
-    positions = position_limit(model)
+    positions = position_limit(model, side)
     if positions is None:
         return asked or length_limit(tokenizer) or DEFAULT_LENGTH
     return min(positions - _padded(model), asked or tokenizer.model_max_length)

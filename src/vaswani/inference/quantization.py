@@ -24,9 +24,9 @@ def check_quantization(quantization: str | None) -> None:
 def quantize(model: PreTrainedModel, quantization: str | None) -> PreTrainedModel:
     """Quantize the weights of linear layers to int8, if a layer is large enough to become faster.
 
-    Inputs of a layer are quantized when it runs, with one scale for each row, so results do not depend on the
-    batch. The model is changed in place and cannot be saved or trained afterwards. A model without large
-    layers stays as it is, with a warning.
+    Inputs of a layer are quantized when it runs, with one scale for each row; results depend on the batch
+    only by rounding. The model is changed in place and cannot be saved or trained afterwards. A model
+    without large layers stays as it is, with a warning.
 
     Args:
         model: a model of transformers or vaswani, on the CPU in float32.

@@ -179,18 +179,22 @@ def read_conll(path: Path) -> Iterator[Row]:
 
     Yields:
         The words, from the first column, and their tags, from the last; None for a sentence with a line of
-        one column. Lines that begin a document are skipped, and so are comments of CoNLL-U before a sentence
-        (`# text = ...`). If a line has tabs, only tabs separate its columns.
+        one column, with lines of different numbers of columns, or without a word or tag. Lines that begin a
+        document are skipped, and so are comments of CoNLL-U before a sentence (`# text = ...`). If a line has
+        tabs, only tabs separate its columns.
     """
     words: list[list[str]] = []
     for line in itertools.chain(reading._lines(path), [""]):
-        columns = [cell.strip() for cell in line.split("\t" if "\t" in line else " ") if cell.strip()]
+        columns = [
+            cell.strip() for cell in (line.split("\t") if "\t" in line else filter(None, line.split(" ")))
+        ]
         if not words and CONLL_COMMENT.match(line):
             continue
-        if columns and columns[0] != CONLL_DOCUMENT:
+        if any(columns) and columns[0] != CONLL_DOCUMENT:
             words.append(columns)
         elif words:
-            whole = min(map(len, words)) > 1
+            is_even = len(set(map(len, words))) == 1 < len(words[0])  # else a line may lack its tag
+            whole = is_even and all(columns[0] and columns[-1] for columns in words)
             yield ([columns[0] for columns in words], [columns[-1] for columns in words]) if whole else None
             words = []
 

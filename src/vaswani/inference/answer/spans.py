@@ -18,6 +18,8 @@ import torch.nn.functional as F
 
 from vaswani.data.questions.windows import Window
 
+CANDIDATES = 20  # spans of each window to choose answers from
+
 
 @dataclass(frozen=True)
 class Span:
@@ -74,13 +76,15 @@ def best_spans(
         start_logits: [B, T].
         end_logits: [B, T].
         places: int64 [B, 3], as from `WindowCollator`.
-        most: N, the number of spans.
+        most: number of spans that are wanted. N is at least `CANDIDATES`, because spans of tokens that are
+            white space, or the same characters, are not answers of their own.
         max_answer_length: A.
 
     Returns:
         float32 [B, 1 + N, 3]: first the score of no answer and two zeros; then, for each span, its score and
         its first and last token, counted in the tokens of the text. A span that does not exist scores −∞.
     """
+    most = max(most, CANDIDATES)
     starts, ends = start_logits.float(), end_logits.float()
     null, first, count = places.unsqueeze(-1).unbind(1)  # [B, 1] each
     positions = torch.arange(starts.shape[1], device=starts.device)

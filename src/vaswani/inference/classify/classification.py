@@ -138,6 +138,8 @@ class Classifier(FromPretrained):
         task = task_of(model.config)
         if task is None:
             raise UserError(f"a {type(model).__name__} predicts no labels; expected {_EXPECTED}")
+        if task == "regression" and (count := len(names_of(model.config))) > 1:
+            raise UserError(f"the model predicts {count} numbers of a text; expected one")
         self.task = task
         self.model = model.eval()
         self.tokenizer = copy.deepcopy(tokenizer)  # truncation is stored in it

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -26,9 +26,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani.data.text_codec import TextCodec, source_prefix
 from vaswani.errors import RunError, UserError, check_positive, one_line
+from vaswani.hub.checkpoint import local_folder
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, checked, padded_inputs, within_memory
 from vaswani.inference.decoding import longest_text
 from vaswani.inference.embed.scalar_mix import ScalarMix
+from vaswani.inference.embed.sentence_folder import sentence_pooling
 from vaswani.inference.embed.word_vectors import (
     SUBTOKEN_POOLINGS,
     Sentence,
@@ -37,6 +39,9 @@ from vaswani.inference.embed.word_vectors import (
     tokens_of_words,
 )
 from vaswani.inference.pretrained import FromPretrained
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Text = str | Sequence[str]
 Value = TypeVar("Value")
@@ -120,12 +125,13 @@ class Embedder(FromPretrained):
         self.layers = _layer_numbers(layers, self._last)
         self.combine = _combination(combine, len(self.layers), model.device)
         self.normalize = normalize
+        self._normalizes_texts = False  # as sentence-transformers does with its model
         self.truncation = truncation
         self.truncated = 0
         self._counting = threading.Lock()
         self.backward = backward
         self.max_tokens_per_batch = max_tokens_per_batch
-        self.max_length = longest_text(model, tokenizer, max_length)
+        self.max_length = longest_text(model, tokenizer, max_length, side="source")
         if truncation:
             self._texts.frame().check_room(max_length=self.max_length)
         self.dtype = torch.promote_types(model.dtype, torch.float32)
@@ -133,6 +139,31 @@ class Embedder(FromPretrained):
         self._arguments = inspect.signature(self.model.forward).parameters
         # Some tokenizers add white space before the first word.
         self._is_blank = cache(lambda token: not str(tokenizer.decode([token])).strip())
+
+    @classmethod
+    def from_pretrained(
+        cls, name: str | Path, *, revision: str | None = None, pooling: str | None = None, **options: Any
+    ) -> Self:
+        """Load a model with its tokenizer.
+
+        Args:
+            name: the folder, or the name on the Hub, of a model of transformers, vaswani or
+                sentence-transformers.
+            revision: branch, tag or commit on the Hub; None means `main`.
+            pooling: as for the class. None means that of sentence-transformers, with its normalization, if it
+                has saved the model, else `"mean"`.
+            options: other arguments of `FromPretrained.from_pretrained` and of the class.
+
+        Raises:
+            UserError: the model cannot be loaded, or sentence-transformers makes its vectors in a way that is
+                not known here.
+        """
+        saved = None if pooling else sentence_pooling(local_folder(name, revision, weights=False))
+        if saved is not None:
+            pooling = next((ours for ours, theirs in POOLINGS.items() if theirs == saved.mode), saved.mode)
+        embedder = super().from_pretrained(name, revision=revision, pooling=pooling or "mean", **options)
+        embedder._normalizes_texts = saved is not None and saved.normalizes
+        return embedder
 
     def embed(self, texts: Iterable[Text]) -> torch.Tensor:
         """Return a vector of each text: float [S, d]. A text may be a list of words, joined by spaces.
@@ -255,7 +286,7 @@ class Embedder(FromPretrained):
         elif unit == "word":
             of_texts = zip(sentences, tokens, vectors, strict=True)
             vectors = [self._word_vectors(*of_text) for of_text in of_texts]
-        if self.normalize:
+        if self.normalize or (unit == "text" and self._normalizes_texts):
             vectors = [F.normalize(of_text, dim=-1) for of_text in vectors]
         together = torch.cat(vectors).cpu()
         if not together.isfinite().all():

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 Span = tuple[int, int]  # of characters: start and end
 
@@ -85,7 +86,13 @@ def tokens_of_words(sentence: Sentence, offsets: Sequence[Span]) -> list[list[in
     return tokens
 
 
-def stack_word_vectors(parts: Iterable[Iterable[WordVectors]]) -> Iterator[WordVectors]:
-    """Concatenate the vectors of the same words from several models, text by text."""
+def stack_word_vectors(
+    parts: Iterable[Iterable[WordVectors]], normalize: bool = False
+) -> Iterator[WordVectors]:
+    """Concatenate the vectors of the same words from several models, text by text.
+
+    With `normalize`, each vector is then divided by its length.
+    """
     for of_text in zip(*parts, strict=True):
-        yield WordVectors(of_text[0].words, torch.cat([part.vectors for part in of_text], dim=1))
+        vectors = torch.cat([part.vectors for part in of_text], dim=1)
+        yield WordVectors(of_text[0].words, F.normalize(vectors, dim=1) if normalize else vectors)

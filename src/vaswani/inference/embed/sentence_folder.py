@@ -1,0 +1,46 @@
+"""How sentence-transformers makes the vectors of texts with a model that it has saved: its `modules.json`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from vaswani.errors import UserError, listing, one_line
+
+MODULES = "modules.json"
+KNOWN_MODULES = {"Transformer", "Pooling", "Normalize"}
+REMEDY = "use sentence_transformers.SentenceTransformer, or name a pooling, which leaves its modules out"
+
+
+class SentencePooling(NamedTuple):
+    """The pooling, by sentence-transformers' name, and whether vectors are divided by their lengths."""
+
+    mode: str
+    normalizes: bool
+
+
+def sentence_pooling(folder: Path) -> SentencePooling | None:
+    """Return how vectors of texts are made; None if the folder was not saved by sentence-transformers.
+
+    Raises:
+        UserError: the files cannot be read, or name a module that is not known here.
+    """
+    path = folder / MODULES
+    if not path.is_file():
+        return None
+    try:
+        from sentence_transformers.sentence_transformer.modules import Pooling  # slow to import
+
+        modules = json.loads(path.read_text(encoding="utf-8"))
+        folder_of = {module["type"].rpartition(".")[2]: folder / module["path"] for module in modules}
+        given = Pooling.load(str(folder_of["Pooling"])).pooling_mode if "Pooling" in folder_of else ()
+    except Exception as error:  # a damaged file can raise anything
+        raise UserError(f"{path} cannot be read ({one_line(error)}); {REMEDY}") from error
+    mode = given if isinstance(given, str) else "_".join(given)  # several poolings are concatenated
+    if folder_of.keys() - KNOWN_MODULES or not mode:
+        raise UserError(
+            f"{path} has the modules {listing(folder_of)}, and known are {listing(sorted(KNOWN_MODULES))}; "
+            f"{REMEDY}"
+        )
+    return SentencePooling(mode, "Normalize" in folder_of)
