@@ -79,6 +79,11 @@ def test_a_given_learning_rate_is_the_peak():
             {"load_best_model_at_end": True, "save_strategy": "no"},
             "load_best_model_at_end needs an eval_strategy, which is no",
         ),
+        (
+            {"early_stopping_patience": 3, "load_best_model_at_end": True, "save_strategy": "best"},
+            r"which is loss; or give --early_stopping_patience none --save_strategy steps "
+            r"--load_best_model_at_end false$",
+        ),
         ({"early_stopping_patience": 0}, "early_stopping_patience=0 must be at least 1"),
         ({"report_to": ["tensorbord"]}, "report_to=tensorbord is unknown; choose among none, .*tensorboard"),
         ({"max_tokens_per_batch": 0}, "max_tokens_per_batch=0 must be at least 1"),

@@ -169,16 +169,18 @@ class BaseTrainingArguments(transformers.TrainingArguments):
     def _check_ranking(self) -> None:
         """Raise `UserError` for an option that ranks models without an evaluation or a metric."""
         ranks = {
-            "early_stopping_patience": self.early_stopping_patience is not None,
-            "save_strategy=best": self.save_strategy == SaveStrategy.BEST,
-            "load_best_model_at_end": self.load_best_model_at_end,
+            "early_stopping_patience": (self.early_stopping_patience is not None, "none"),
+            "save_strategy": (self.save_strategy == SaveStrategy.BEST, "steps"),
+            "load_best_model_at_end": (self.load_best_model_at_end, "false"),
         }
-        for option_name in (name for name, is_set in ranks.items() if is_set):
-            if self.eval_strategy == "no" or self.metric_for_best_model is None:
-                raise UserError(
-                    f"{option_name} needs an eval_strategy, which is {_name(self.eval_strategy)} (give steps "
-                    f"or epoch), and a metric_for_best_model, which is {self.metric_for_best_model}"
-                )
+        ways_out = {name: f"--{name} {other}" for name, (is_set, other) in ranks.items() if is_set}
+        if ways_out and (self.eval_strategy == "no" or self.metric_for_best_model is None):
+            name = next(iter(ways_out)).replace("save_strategy", "save_strategy=best")
+            raise UserError(
+                f"{name} needs an eval_strategy, which is {_name(self.eval_strategy)} (give steps or epoch), "
+                f"and a metric_for_best_model, which is {self.metric_for_best_model}; or give "
+                f"{' '.join(ways_out.values())}"
+            )
 
     def _check_averaging(self) -> None:
         """Raise `UserError` for options with which the last checkpoints cannot be averaged at the end."""
