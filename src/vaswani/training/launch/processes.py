@@ -105,10 +105,11 @@ def _asked_for(plugin: str) -> bool:
 class LongWaits:
     """Waits for all processes that do not end after `ddp_timeout`, while one of them prepares a large corpus.
 
-    All processes create it together.
+    All processes create it together; one that does not come is missed after `ddp_timeout`.
     """
 
     def __init__(self) -> None:
+        PartialState().wait_for_everyone()
         several = dist.is_initialized() and dist.get_world_size() > 1
         self._group = dist.new_group(backend="gloo", timeout=PATIENCE) if several else None
 
