@@ -553,23 +553,23 @@ class TestStream:
         for rank in range(replicas):
             whole = share(rank)
             expected = list(itertools.islice(whole, sum(lengths) // replicas - 1))
-            assert whole.batches_of_passes[:4].tolist() == [*lengths[:3], 0]
+            assert whole.finished_passes == lengths[:3]
             started.clear()
             resumed = share(rank, finished=lengths[:2])
             found = list(itertools.islice(resumed, len(expected)))
             skipped = len(range(rank, sum(lengths[:2]), replicas))
             assert found == [*itertools.repeat([], skipped), *expected[skipped:]]
             assert len(started) == 2  # passes 3 and 4
-            assert resumed.batches_of_passes[:4].tolist() == [*lengths[:3], 0]
+            assert resumed.finished_passes == lengths[:3]
 
     def test_a_worker_counts_passes_in_shared_memory(self):
         rows = tokenized_rows()
         length = len(list(token_budget_batches(rows, 200, 100)))
         stream = TokenBudgetStream(rows, 200, 100)
-        stream.batches_of_passes.share_memory_()
+        stream.share_with_worker()
         loader = DataLoader(stream, batch_size=None, collate_fn=Seq2SeqCollator(0, 1), num_workers=1)
         next(itertools.islice(loader, length, None))
-        assert stream.batches_of_passes[0] == length
+        assert stream.finished_passes[:1] == [length]
 
     def test_rows_may_be_one_sequence_and_each_pass_is_told(self):
         told: list[int] = []

@@ -93,6 +93,7 @@ def embed(
     from vaswani.inference.batches import BUFFERED_TEXTS
     from vaswani.inference.embed.embedding import Embedder, check_pooling
     from vaswani.inference.embed.vector_files import added_fields, check_output, write_vectors
+    from vaswani.inference.embed.word_vectors import stack_word_vectors
     from vaswani.inference.inputs import open_texts
 
     unit = _unit(words, tokens)
@@ -107,7 +108,7 @@ def embed(
         "subtoken_pooling": subtoken_pooling or "first",
         "layers": _layers(layers),
         "combine": _combination(combine),
-        "normalize": normalize,
+        "normalize": normalize and not backward_model,  # else the whole vectors, not their parts
         "max_length": max_length,
         "truncation": truncation,
         "max_tokens_per_batch": max_tokens_per_batch,
@@ -123,7 +124,8 @@ def embed(
         with progress_of_texts(texts, output_name) as bar:
             if backward_model:
                 backward = Embedder.from_pretrained(backward_model, backward=True, **options)
-                results = _stacked([embedder, backward], found, buffer_size, bar.update)
+                streams = _streams([embedder, backward], found, buffer_size, bar.update)
+                results = stack_word_vectors(streams, normalize)
             else:
                 results = embedder.stream(found, unit, buffer_size=buffer_size, progress=bar.update)
             write_vectors(results, texts, unit, output_name)
@@ -170,17 +172,12 @@ def _combination(text: str) -> Any:
     return load_scalar_mix(text) if text.endswith(".safetensors") else text
 
 
-def _stacked(
+def _streams(
     embedders: "Sequence[Embedder]", texts: Iterator[str], buffer_size: int, done: Callable[[int], object]
-) -> "Iterator[WordVectors]":
-    """Yield words with their vectors from several models, concatenated."""
-    from vaswani.inference.embed.word_vectors import stack_word_vectors
-
-    normalize = embedders[0].normalize  # the whole vectors, not their parts
-    for embedder in embedders:
-        embedder.normalize = False
+) -> "list[Iterator[WordVectors]]":
+    """Return the words of the same texts with their vectors from each model."""
     first, *others = tee(texts, len(embedders))
     streams = [embedders[0].stream(first, "word", buffer_size=buffer_size, progress=done)]
     for embedder, same in zip(embedders[1:], others, strict=True):
         streams.append(embedder.stream(same, "word", buffer_size=buffer_size))
-    return stack_word_vectors(streams, normalize=normalize)
+    return streams

@@ -306,10 +306,6 @@ class TokenBudgetStream(torch.utils.data.IterableDataset[list[Example]]):
         splitter: as for `token_budget_batches`.
         finished: number of batches, of all processes together, of each pass that lies wholly before the
             batch with which a training resumes. Instead of these batches, the stream yields empty ones.
-
-    Attributes:
-        batches_of_passes: number of batches of each pass that has been read to its end, then zeros: int64.
-            If a worker reads the stream, share this memory with it.
     """
 
     def __init__(
@@ -326,9 +322,9 @@ class TokenBudgetStream(torch.utils.data.IterableDataset[list[Example]]):
         finished: Sequence[int] = (),
     ) -> None:
         self.examples = examples
-        self.batches_of_passes = torch.zeros(COUNTED_PASSES, dtype=torch.int64)
-        self.batches_of_passes[: len(finished)] = torch.tensor(finished, dtype=torch.int64)
-        self._num_finished = len(finished)
+        self._finished = finished
+        self._batches_of_passes = torch.zeros(COUNTED_PASSES, dtype=torch.int64)  # 0: not read to its end
+        self._batches_of_passes[: len(finished)] = torch.tensor(finished, dtype=torch.int64)
         self.on_pass = on_pass
         self.num_replicas = num_replicas
         self.rank = rank
@@ -346,16 +342,24 @@ class TokenBudgetStream(torch.utils.data.IterableDataset[list[Example]]):
             )
         return islice(self._passes(), self.rank, None, self.num_replicas)
 
+    @property
+    def finished_passes(self) -> list[int]:
+        """The number of batches of each pass that has been read to its end; also those that were given."""
+        return self._batches_of_passes[self._batches_of_passes > 0].tolist()
+
+    def share_with_worker(self) -> None:
+        """Let `finished_passes` count what a worker of the loader reads; call this before it starts."""
+        self._batches_of_passes.share_memory_()
+
     def _passes(self) -> Iterator[list[Example]]:
-        for finished in self.batches_of_passes[: self._num_finished].tolist():
-            yield from itertools.repeat([], finished)
-        for epoch in itertools.count(self._num_finished):
+        yield from itertools.repeat([], sum(self._finished))
+        for epoch in itertools.count(len(self._finished)):
             if self.on_pass is not None:
                 self.on_pass(epoch)
             count = 0
             for count, batch in enumerate(self._one_pass(epoch=epoch), start=1):  # noqa: B007 - used below
                 yield batch
             if epoch < COUNTED_PASSES:
-                self.batches_of_passes[epoch] = count
+                self._batches_of_passes[epoch] = count
             if self.rank == 0 and self.report is not None and self.report.left_out:
                 logger.warning("Pass %d over the stream has ended: %s.", epoch + 1, str(self.report))

@@ -64,6 +64,14 @@ def cached_folder(name: str, make: Callable[[Path], object]) -> Path:
     return folder
 
 
+def cache_key(values: Any, *modules: str) -> str:
+    """Return a hash of plain JSON values, and of source files, so that other versions share no folder."""
+    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode())
+    for module in modules:
+        digest.update(Path(module).read_bytes())
+    return digest.hexdigest()
+
+
 def open_rows(file: Path, fingerprint: str) -> Dataset:
     """Open an Arrow file as memory-mapped rows; `fingerprint` identifies everything they depend on."""
     return Dataset(ArrowReader.read_table(str(file)), fingerprint=fingerprint)
@@ -210,7 +218,4 @@ def tokenizer_key(tokenizer: PreTrainedTokenizerBase, *modules: str) -> str | No
         name: getattr(tokenizer, name, None) for name in ("src_lang", "tgt_lang")
     }  # each call adds their tokens
     settings = {**json.loads(backend.to_str()), **of_last_call, **outside, **text_settings(tokenizer)}
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    for module in modules:
-        digest.update(Path(module).read_bytes())
-    return digest.hexdigest()
+    return cache_key(settings, *modules)

@@ -31,7 +31,6 @@ from vaswani.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-
 ROWS_TO_COUNT = 10_000  # to estimate the share of unknown tokens
 TOKEN_FEATURES = Features(
     {

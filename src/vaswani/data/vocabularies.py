@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
 from vaswani.data import tokenization
-from vaswani.data.caching import cached_folder
+from vaswani.data.caching import cache_key, cached_folder
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers, train_tokenizer
 
 ROWS_AT_A_TIME = 1000
@@ -35,25 +32,19 @@ def trained_tokenizer(
         UserError: as `train_tokenizer`; or the cache cannot be written.
         RunError: the disk is full.
     """
-    train = partial(_train, rows, columns, options)
+
+    def train() -> PreTrainedTokenizerBase:
+        return train_tokenizer(_texts(rows, columns), **options)
+
+    def save(folder: Path) -> None:
+        tokenizer = train()
+        save_tokenizers(tokenizer, tokenizer, folder)
+
     if isinstance(rows, IterableDataset) or not rows.cache_files:
         return train()
-    parts = {"rows": rows._fingerprint, "columns": columns, "tokenizers": tokenizers.__version__, **options}
-    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
-    for module in (tokenization.__file__, __file__):
-        digest.update(Path(module).read_bytes())
-    return load_tokenizers(cached_folder(f"vocabulary-{digest.hexdigest()}", partial(_save, train)))[0]
-
-
-def _train(
-    rows: Dataset | IterableDataset, columns: Sequence[str], options: dict[str, Any]
-) -> PreTrainedTokenizerBase:
-    return train_tokenizer(_texts(rows, columns), **options)
-
-
-def _save(train: partial[PreTrainedTokenizerBase], folder: Path) -> None:
-    tokenizer = train()
-    save_tokenizers(tokenizer, tokenizer, folder)
+    origin = {"rows": rows._fingerprint, "columns": columns, "tokenizers": tokenizers.__version__}
+    key = cache_key(origin | options, tokenization.__file__, __file__)
+    return load_tokenizers(cached_folder(f"vocabulary-{key}", save))[0]
 
 
 def _texts(rows: Dataset | IterableDataset, columns: Sequence[str]) -> Iterator[list[str]]:

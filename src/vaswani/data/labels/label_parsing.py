@@ -76,15 +76,14 @@ def _name(cell: Any) -> str:
 
 def _several(cell: Any, separator: str) -> list[str]:
     """Return the distinct labels in order of first occurrence."""
-    given = cell
-    if isinstance(cell, str):
+    is_text = isinstance(cell, str)
+    if is_text:
         cell = _listed(cell, otherwise=cell.split(separator))
     items = cell if isinstance(cell, list) else [cell]
     names = [_name(item) for item in items]
-    is_repeated = len(set(names)) < len(names)
-    has_names = isinstance(given, list) and any(isinstance(item, str) for item in items)
-    is_number_of_each = is_repeated and set(names) <= {"0", "1"} and not has_names
-    if is_number_of_each or (len(names) > 1 and set(names) <= {"true", "false"}):
+    may_be_numbers = is_text or not any(isinstance(item, str) for item in items)
+    has_numbers = may_be_numbers and set(names) <= {"0", "1"} and len(set(names)) < len(names)
+    if has_numbers or (len(names) > 1 and set(names) <= {"true", "false"}):
         raise ValueError(f"has {shown(cell)}, a 0 or 1 for each label; give the names of a row's labels")
     return [name for name in dict.fromkeys(names) if name]
 

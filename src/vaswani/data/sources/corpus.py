@@ -9,7 +9,6 @@ is streamed in constant memory. Nothing is written beside the user's files.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +22,7 @@ import datasets
 from datasets import Dataset, IterableDataset
 from datasets.arrow_writer import ArrowWriter
 
-from vaswani.data.caching import ROWS, cached_folder, open_rows
+from vaswani.data.caching import ROWS, cache_key, cached_folder, open_rows
 from vaswani.data.sources import corpus_spec, reading
 from vaswani.data.sources.corpus_spec import SPLITS, BaseCorpusSpec
 from vaswani.data.sources.reading import Row
@@ -278,10 +277,7 @@ def _cache(source: Source, spec: BaseCorpusSpec, identity: dict[str, Any]) -> tu
 
     The key includes the code that reads the rows, so that other versions do not share rows.
     """
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
-    for module in (__file__, corpus_spec.__file__, reading.__file__):
-        digest.update(Path(module).read_bytes())
-    key = digest.hexdigest()
+    key = cache_key(identity, __file__, corpus_spec.__file__, reading.__file__)
     folder = cached_folder(key, partial(_write_rows, source, spec))
     report = RowReport(**json.loads((folder / REPORT).read_text()))
     check_report(source, report)

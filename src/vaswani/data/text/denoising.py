@@ -14,18 +14,16 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from datasets import Value
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
 from vaswani.data.collation import Example, Seq2SeqCollator
+from vaswani.data.columns import Integers
 from vaswani.data.text.row_noise import RowNoise
 from vaswani.data.text_codec import Frame, TextCodec
 from vaswani.data.tokenization import MASK_TOKEN
-
-Integers = npt.NDArray[np.integer[Any]]
 
 LENGTHS = {"source_length": Value("int32"), "target_length": Value("int32")}  # special tokens included
 

@@ -12,17 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from vaswani.data.collation import IGNORED_LABEL, Example, pad
+from vaswani.data.columns import Integers
 from vaswani.data.text.row_noise import RowNoise
 from vaswani.errors import UserError
 
 HIDDEN, REPLACED = 0.8, 0.1  # shares of the chosen tokens; the others are kept
-
-Integers = npt.NDArray[np.integer]
 
 
 class MaskingCollator(RowNoise):

@@ -25,11 +25,11 @@ from datasets import Dataset, Features, IterableDataset, List, Value
 from transformers import PreTrainedTokenizerBase
 
 from vaswani.data.caching import map_to_file, tokenizer_key
+from vaswani.data.columns import Integers
 from vaswani.data.text import sentences
 from vaswani.data.text_codec import TextCodec, begin_token_id, end_token_id
 from vaswani.errors import UserError
 
-Integers = npt.NDArray[np.integer[Any]]
 Flags = npt.NDArray[np.bool_]
 Columns = dict[str, list[Any]]
 

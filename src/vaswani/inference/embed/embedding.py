@@ -30,7 +30,7 @@ from vaswani.hub.checkpoint import local_folder
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, checked, padded_inputs, within_memory
 from vaswani.inference.decoding import longest_text
 from vaswani.inference.embed.scalar_mix import ScalarMix
-from vaswani.inference.embed.sentence_folder import sentence_pooling
+from vaswani.inference.embed.sentence_folder import POOLINGS, SentencePooling, sentence_pooling
 from vaswani.inference.embed.word_vectors import (
     SUBTOKEN_POOLINGS,
     Sentence,
@@ -48,7 +48,6 @@ Value = TypeVar("Value")
 Unit = Literal["text", "token", "word"]
 Tokens = dict[str, list[Any]]  # the tokenizer's columns for one text: input_ids and others
 
-POOLINGS = {"mean": "mean", "cls": "cls", "max": "max", "last": "lasttoken"}  # sentence-transformers' names
 COMBINATIONS: dict[str, Callable[[Sequence[torch.Tensor]], torch.Tensor]] = {
     "concat": lambda layers: torch.cat(tuple(layers), dim=-1),
     "mean": lambda layers: torch.stack(tuple(layers)).mean(dim=0),
@@ -158,11 +157,12 @@ class Embedder(FromPretrained):
             UserError: the model cannot be loaded, or sentence-transformers makes its vectors in a way that is
                 not known here.
         """
-        saved = None if pooling else sentence_pooling(local_folder(name, revision, weights=False))
-        if saved is not None:
-            pooling = next((ours for ours, theirs in POOLINGS.items() if theirs == saved.mode), saved.mode)
-        embedder = super().from_pretrained(name, revision=revision, pooling=pooling or "mean", **options)
-        embedder._normalizes_texts = saved is not None and saved.normalizes
+        if pooling is None:
+            way = sentence_pooling(local_folder(name, revision, weights=False))
+        else:
+            way = SentencePooling(pooling)
+        embedder = super().from_pretrained(name, revision=revision, pooling=way.pooling, **options)
+        embedder._normalizes_texts = way.normalizes
         return embedder
 
     def embed(self, texts: Iterable[Text]) -> torch.Tensor:

@@ -8,27 +8,28 @@ from typing import NamedTuple
 
 from vaswani.errors import UserError, listing, one_line
 
+POOLINGS = {"mean": "mean", "cls": "cls", "max": "max", "last": "lasttoken"}  # sentence-transformers' names
 MODULES = "modules.json"
 KNOWN_MODULES = {"Transformer", "Pooling", "Normalize"}
 REMEDY = "use sentence_transformers.SentenceTransformer, or name a pooling, which leaves its modules out"
 
 
 class SentencePooling(NamedTuple):
-    """The pooling, by sentence-transformers' name, and whether vectors are divided by their lengths."""
+    """How the states of a text are pooled, and whether its vector is divided by its length."""
 
-    mode: str
-    normalizes: bool
+    pooling: str = "mean"
+    normalizes: bool = False
 
 
-def sentence_pooling(folder: Path) -> SentencePooling | None:
-    """Return how vectors of texts are made; None if the folder was not saved by sentence-transformers.
+def sentence_pooling(folder: Path) -> SentencePooling:
+    """Return how vectors of texts are made; the mean if sentence-transformers has not saved the folder.
 
     Raises:
         UserError: the files cannot be read, or name a module that is not known here.
     """
     path = folder / MODULES
     if not path.is_file():
-        return None
+        return SentencePooling()
     try:
         from sentence_transformers.sentence_transformer.modules import Pooling  # slow to import
 
@@ -43,4 +44,5 @@ def sentence_pooling(folder: Path) -> SentencePooling | None:
             f"{path} has the modules {listing(folder_of)}, and known are {listing(sorted(KNOWN_MODULES))}; "
             f"{REMEDY}"
         )
-    return SentencePooling(mode, "Normalize" in folder_of)
+    pooling = next((ours for ours, theirs in POOLINGS.items() if theirs == mode), mode)
+    return SentencePooling(pooling, "Normalize" in folder_of)

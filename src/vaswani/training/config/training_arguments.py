@@ -168,18 +168,19 @@ class BaseTrainingArguments(transformers.TrainingArguments):
 
     def _check_ranking(self) -> None:
         """Raise `UserError` for an option that ranks models without an evaluation or a metric."""
-        ranks = {
-            "early_stopping_patience": (self.early_stopping_patience is not None, "none"),
-            "save_strategy": (self.save_strategy == SaveStrategy.BEST, "steps"),
-            "load_best_model_at_end": (self.load_best_model_at_end, "false"),
-        }
-        ways_out = {name: f"--{name} {other}" for name, (is_set, other) in ranks.items() if is_set}
-        if ways_out and (self.eval_strategy == "no" or self.metric_for_best_model is None):
-            name = next(iter(ways_out)).replace("save_strategy", "save_strategy=best")
+        turned_off_by = {}
+        if self.early_stopping_patience is not None:
+            turned_off_by["early_stopping_patience"] = "--early_stopping_patience none"
+        if self.save_strategy == SaveStrategy.BEST:
+            turned_off_by["save_strategy=best"] = "--save_strategy steps"
+        if self.load_best_model_at_end:
+            turned_off_by["load_best_model_at_end"] = "--load_best_model_at_end false"
+        metric = self.metric_for_best_model
+        if turned_off_by and (self.eval_strategy == "no" or metric is None):
             raise UserError(
-                f"{name} needs an eval_strategy, which is {_name(self.eval_strategy)} (give steps or epoch), "
-                f"and a metric_for_best_model, which is {self.metric_for_best_model}; or give "
-                f"{' '.join(ways_out.values())}"
+                f"{next(iter(turned_off_by))} needs an eval_strategy, which is {_name(self.eval_strategy)} "
+                f"(give steps or epoch), and a metric_for_best_model, which is {metric}; or give "
+                f"{' '.join(turned_off_by.values())}"
             )
 
     def _check_averaging(self) -> None:

@@ -179,10 +179,8 @@ class TrainingRun(BaseRun):
 
     def _check_tags_occur(self, corpus: Corpus) -> None:
         """Raise `UserError` for a tag with which no source begins; the rows are read until all are found."""
-        missing, batches = (
-            set(self.config.data.source_tags),
-            self.vocabulary_rows(corpus).iter(batch_size=1000),
-        )
+        missing = set(self.config.data.source_tags)
+        batches = self.vocabulary_rows(corpus).iter(batch_size=1000)
         while missing and (batch := next(batches, None)) is not None:
             missing -= {tag for tag in missing if any(source.startswith(tag) for source in batch["source"])}
         if missing:

@@ -139,7 +139,7 @@ class BaseTrainer(Trainer):
         self.num_epochs = 0
         self._resumed: TrainerState | None = None
         self._recorded_passes: list[int] = []  # over a stream, in the checkpoint from which a run resumes
-        self._batches_of_passes = torch.zeros(0)  # over a stream, as far as it is counted
+        self._stream: TokenBudgetStream | None = None  # of the training rows, if they are streamed
         self._unfinished: Path | None = None  # folder in which a checkpoint is being written
         self._schedule: Any = None  # the paper's schedule, if the trainer made it
 
@@ -394,7 +394,7 @@ class BaseTrainer(Trainer):
             "update": self.state.global_step,
             **(self.settings or manifest_of(self.args)),
             HISTORY: self.history,
-            PASSES: self._batches_of_passes[self._batches_of_passes > 0].tolist(),
+            PASSES: [] if self._stream is None else self._stream.finished_passes,
             "data": self.identity,
         }
 
@@ -527,7 +527,7 @@ class BaseTrainer(Trainer):
         """Token-budget batches in an order that is a pure function of the seed and the epoch."""
         if has_length(self.train_dataset):
             return self._dataloader(self.train_dataset, self.train_data_collator, shuffle=True)
-        stream = TokenBudgetStream(
+        self._stream = TokenBudgetStream(
             self.train_dataset,
             self.args.max_tokens_per_batch,
             seed=self._data_seed,
@@ -538,12 +538,11 @@ class BaseTrainer(Trainer):
             splitter=self.splitter,
             finished=self._finished_passes(),
         )
-        self._batches_of_passes = stream.batches_of_passes
         if self.args.dataloader_num_workers:
-            stream.batches_of_passes.share_memory_()
+            self._stream.share_with_worker()
         collator = partial(_collate_unless_empty, self.train_data_collator)
         # Not prepared by accelerate, which would distribute the batches over the processes a second time.
-        return DataLoader(stream, batch_size=None, collate_fn=collator, **self._loader_options())
+        return DataLoader(self._stream, batch_size=None, collate_fn=collator, **self._loader_options())
 
     def _finished_passes(self) -> list[int]:
         """The batches of each pass over a stream that is wholly among those that a resumed run skips."""
