@@ -1,5 +1,6 @@
 """Labels of texts and words: what the model computes alone, in any batch, with its probabilities."""
 
+import gzip
 import json
 import shutil
 from pathlib import Path
@@ -185,6 +186,25 @@ def test_columns_are_not_read_as_lines(models: Path, tmp_path: Path, capfd) -> N
     assert "in.conll is in CoNLL's columns, a word in each line; give lines of text, or a table" in errors
 
 
+@pytest.mark.parametrize("name", ["in.conll", "in.conll.gz"])
+def test_a_tagger_reads_the_words_of_conll(models: Path, tmp_path: Path, capfd, name: str) -> None:
+    sentences = [["ann", "saw", "New York"], ["bob"], ["#", "5"]]
+    columns = "-DOCSTART- -X-\n\n# text = ann\nann\tO\nsaw\tVB\tO\nNew York\tB-X\n\nbob\n\n\n# # O\n5  CD O\n"
+    opened = gzip.open if name.endswith(".gz") else open
+    with opened(tmp_path / name, "wt") as file:
+        file.write(columns)
+    command = ["--model", models / "tagging", "--input", tmp_path / name]
+    status, records, errors = predict(capfd, *command, "--top_k", "1")
+    assert status == 0, errors
+    assert "predicted 3 sentences" in errors
+    expected = Classifier.from_pretrained(models / "tagging")(sentences)
+    assert [record["words"] for record in records] == sentences
+    assert [record["prediction"] for record in records] == [one.label for one in expected]
+    status, records, errors = predict(capfd, *command, "--text_field", "words")
+    assert (status, records) == (2, [])
+    assert "--text_field words is for tables" in errors
+
+
 @pytest.mark.parametrize("ending", ["", "-DOCSTART- -X- O\n\n"])
 def test_a_tagger_does_not_read_words_with_their_tags_as_texts(
     models: Path, tmp_path: Path, capfd, ending: str
@@ -195,7 +215,7 @@ def test_a_tagger_does_not_read_words_with_their_tags_as_texts(
     path.write_text(f"{ending}Ann NNP {label}\nsaw VB {label}\n\nBob NNP {label}\n")
     status, records, errors = predict(capfd, *command)
     assert (status, records) == (2, [])
-    assert f"has a word with tags in each line, such as 'Ann NNP {label}'; give lines of text" in errors
+    assert f"has a word with tags in each line, such as 'Ann NNP {label}'; end its name in .conll" in errors
     path.write_text(f"Ann saw {label}\nBob\n")  # texts that end so by chance
     assert predict(capfd, *command)[0] == 0
 

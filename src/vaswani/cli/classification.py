@@ -145,7 +145,7 @@ def _with_labels(name: str, fields: dict[str, str | None], folder: Path) -> _Way
     from vaswani.inference.inputs import open_texts
 
     is_tagger, trained = task_of_checkpoint(folder) == "tagging", read_settings(folder)
-    if is_tagger and os.path.isfile(name):
+    if is_tagger:
         _check_is_text(name, folder)
     # A model of pairs does not read single texts.
     pair_field = fields["text_pair_field"] or trained.get("text_pair_field")
@@ -156,22 +156,23 @@ def _with_labels(name: str, fields: dict[str, str | None], folder: Path) -> _Way
 
 
 def _check_is_text(name: str, folder: Path) -> None:
-    """Raise `UserError` if the lines of a file are words with their tags, as in CoNLL's columns."""
-    from vaswani.files.line_files import open_lines
+    """Raise `UserError` if a file of texts has a word with tags of the model in each line, as CoNLL's do."""
+    from vaswani.data.sources.conll import sentences
+    from vaswani.files.line_files import COLUMN_ENDINGS, open_lines
     from vaswani.hub.run_metadata import read_config
     from vaswani.inference.classify.classification import names_of
     from vaswani.inference.inputs import has_table_ending
 
-    if has_table_ending(name):
+    if not os.path.isfile(name) or has_table_ending(name) or name.lower().endswith(COLUMN_ENDINGS):
         return
     labels = set(names_of(read_config(folder)))
     with open_lines(name) as lines:
-        columns = [line.decode("utf-8", errors="replace").split() for line in islice(lines, LINES_TO_CHECK)]
-    words = [cells for cells in columns if cells and cells[0] != "-DOCSTART-"]
-    if words and all(len(cells) > 1 and cells[-1] in labels for cells in words):
+        texts = [line.decode("utf-8", errors="replace") for line in islice(lines, LINES_TO_CHECK)]
+    words = [columns for _, sentence in sentences(texts) for columns in sentence]
+    if words and all(len(columns) > 1 and columns[-1] in labels for columns in words):
         raise UserError(
-            f"{name} has a word with tags in each line, such as {' '.join(words[0])!r}; give lines of text, "
-            "or a table that has the words in a field"
+            f"{name} has a word with tags in each line, such as {' '.join(words[0])!r}; end its name in "
+            ".conll, or give lines of text"
         )
 
 

@@ -259,8 +259,9 @@ def open_texts(
     """Open the texts of a file or of standard input.
 
     A file whose name ends like a table (JSONL, JSON, CSV, TSV, also .gz; Parquet) is read as a table: all its
-    rows are checked before the first is yielded. Standard input is read as JSON Lines if a field is given.
-    Any other input is read as lines.
+    rows are checked before the first is yielded. Standard input is read as JSON Lines if a field is given. If
+    a text may be a list of words, the sentences of a file in CoNLL's columns (.conll) are read. Any other
+    input is read as lines.
 
     Args:
         name: name of the file; "-" for standard input.
@@ -272,12 +273,12 @@ def open_texts(
         documents: what forms one text in lines; None means `default_documents`.
         default_documents: see `documents`.
         pair_field: field of a second text in a table; texts are then pairs.
-        words: in tables, a text may be a list of words.
+        words: in tables, a text may be a list of words; also read CoNLL's columns.
         others: columns of a table that are read besides the text.
 
     Raises:
         UserError: the input cannot be read, has no such field, has a field that would be added, is a table
-            and `documents` is given, or has CoNLL's columns.
+            and `documents` is given, or has CoNLL's columns and `words` is false.
     """
     if documents not in (None, *DOCUMENTS):
         raise UserError(f"documents={documents} is unknown; expected {', '.join(DOCUMENTS)}")
@@ -291,7 +292,8 @@ def open_texts(
         with open_table(name, columns, added=added, remedy=remedy) as texts:
             yield texts
         return
-    if name.lower().endswith(COLUMN_ENDINGS):
+    in_columns = name.lower().endswith(COLUMN_ENDINGS)
+    if in_columns and not words:
         raise UserError(
             f"{name} is in CoNLL's columns, a word in each line; give lines of text, or a table that has the "
             "words in a field"
@@ -301,7 +303,10 @@ def open_texts(
             of = columns[-1]
             files = "a file that ends with .jsonl, .json, .csv, .tsv (also .gz) or .parquet"
             raise for_tables(f"--{of.option} {of.field}", name, f"leave it out, or give {files}")
-        yield TextLines(lines, documents or default_documents, count_lines(name))
+        if in_columns:
+            yield _sentences(Path(name), option, added=added)
+        else:
+            yield TextLines(lines, documents or default_documents, count_lines(name))
 
 
 @contextmanager
@@ -355,6 +360,14 @@ def _table(path: Path, columns: Sequence[Column], **rows: Any) -> TableTexts:
                 column.read(record)
             total += 1
     return TableTexts(read_records(path), *columns, total=total, **rows)
+
+
+def _sentences(path: Path, option: str, **rows: Any) -> TableTexts:
+    from vaswani.data.sources.records import read_sentences
+
+    texts = TableTexts(read_sentences(path), Column("words", option, words=True), **rows)
+    texts.report.unit = "sentence"
+    return texts
 
 
 def _json_stream(lines: BinaryIO, name: str, columns: Sequence[Column], **rows: Any) -> TableTexts:

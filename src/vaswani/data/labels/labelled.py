@@ -7,8 +7,6 @@ CoNLL files.
 
 from __future__ import annotations
 
-import itertools
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +17,7 @@ import pyarrow as pa
 from datasets import ClassLabel, Dataset, Features, List, Value
 
 from vaswani.data.labels.label_parsing import read_label, read_text
-from vaswani.data.sources import reading
+from vaswani.data.sources import conll, reading
 from vaswani.data.sources.corpus import Corpus, load_in_memory
 from vaswani.data.sources.corpus_spec import SPLITS, BaseCorpusSpec
 from vaswani.data.sources.reading import Row
@@ -29,8 +27,6 @@ from vaswani.errors import UserError, listing
 from vaswani.files.line_files import COLUMN_ENDINGS
 
 CONLL_ENDINGS = (*COLUMN_ENDINGS, *reading.TEXT_ENDINGS)
-CONLL_DOCUMENT = "-DOCSTART-"
-CONLL_COMMENT = re.compile(r"#\s*([\w.:-]+\s*=\s|newdoc\b|newpar\b)")  # "# # B-NP" is a word
 SEVERAL = List(Value("string"))
 LABEL_FEATURES = {
     "classification": Value("string"),
@@ -175,28 +171,16 @@ def _named(cell: Any, names: list[str] | None) -> Any:
 
 
 def read_conll(path: Path) -> Iterator[Row]:
-    """Read sentences from a CoNLL file: one line per word and a blank line after each sentence.
+    """Read sentences from a CoNLL file (see `conll.sentences`).
 
     Yields:
         The words, from the first column, and their tags, from the last; None for a sentence with a line of
-        one column, with lines of different numbers of columns, or without a word or tag. Lines that begin a
-        document are skipped, and so are comments of CoNLL-U before a sentence (`# text = ...`). If a line has
-        tabs, only tabs separate its columns.
+        one column, with lines of different numbers of columns, or without a word or tag.
     """
-    words: list[list[str]] = []
-    for line in itertools.chain(reading._lines(path), [""]):
-        columns = [
-            cell.strip() for cell in (line.split("\t") if "\t" in line else filter(None, line.split(" ")))
-        ]
-        if not words and CONLL_COMMENT.match(line):
-            continue
-        if any(columns) and columns[0] != CONLL_DOCUMENT:
-            words.append(columns)
-        elif words:
-            is_even = len(set(map(len, words))) == 1 < len(words[0])  # else a line may lack its tag
-            whole = is_even and all(columns[0] and columns[-1] for columns in words)
-            yield ([columns[0] for columns in words], [columns[-1] for columns in words]) if whole else None
-            words = []
+    for _, words in conll.sentences(reading._lines(path)):
+        is_even = len(set(map(len, words))) == 1 < len(words[0])  # else a line may lack its tag
+        whole = is_even and all(columns[0] and columns[-1] for columns in words)
+        yield ([columns[0] for columns in words], [columns[-1] for columns in words]) if whole else None
 
 
 # ------------------------------------------------------------------------------------------------------ rows

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vaswani.data.sources import reading
+from vaswani.data.sources import conll, reading
 from vaswani.errors import UserError
 
 
@@ -66,6 +66,13 @@ def read_records(path: Path) -> Iterator[Record]:
     name = path.name.lower().removesuffix(".gz")
     readers = {".jsonl": _json_lines, ".json": _json_values, ".csv": _csv_rows, ".tsv": _tsv_rows}
     return readers.get(Path(name).suffix, _parquet_rows)(path)
+
+
+def read_sentences(path: Path) -> Iterator[Record]:
+    """Yield the `words` of each sentence of a file in CoNLL's columns, without their tags."""
+    with reading.open_text(path) as lines:
+        for number, words in conll.sentences(line.rstrip("\r\n") for line in lines):
+            yield Record(f"line {number:,} of {path}", {"words": [columns[0] for columns in words]})
 
 
 def count_records(path: Path) -> int | None:
