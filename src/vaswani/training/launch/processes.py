@@ -17,7 +17,7 @@ from accelerate.utils import DistributedType
 from vaswani.errors import RunError, UserError
 
 POLL_SECONDS = 0.1
-PATIENCE = timedelta(days=7)
+PATIENCE = timedelta(days=7)  # while one process reads and tokenizes the corpus
 
 
 def choose_device() -> None:
