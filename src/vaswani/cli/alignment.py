@@ -2,7 +2,7 @@
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,6 +25,9 @@ from vaswani.cli.options import (
 from vaswani.cli.screen import begin_work, progress_of_texts, warn
 from vaswani.cli.splits import columns_of_training
 from vaswani.errors import UserError
+
+if TYPE_CHECKING:
+    from vaswani.inference.align.aligner import Aligner, SymmetricAligner
 
 
 @app.command()
@@ -113,7 +116,6 @@ def align(
     JSON: the row with its links.
     """
     from vaswani.files.line_files import LineWriter, check_not_input, check_not_json
-    from vaswani.inference.align.aligner import Aligner, SymmetricAligner
     from vaswani.inference.align.files import align_pairs, load_gold
     from vaswani.inference.align.links import check_method
     from vaswani.inference.batches import BUFFERED_TEXTS
@@ -124,12 +126,9 @@ def align(
     if symmetrize is not None and reverse_model is None:
         raise UserError("--symmetrize is for two directions; add --reverse_model, or leave it out")
     check_method(method := symmetrize or "grow-diag-final-and")
-    is_one = reverse_model is not None and Path(reverse_model).resolve() == Path(model).resolve()
-    if is_one and source_language is None and target_language is None:
-        raise UserError(
-            f"--model and --reverse_model are both {model}, which reads one direction only; give a model "
-            "from target to source, or the languages of a multilingual model"
-        )
+    languages = source_language, target_language
+    if reverse_model is not None and not any(languages):
+        _check_differ(model, reverse_model)
     revision = loading.pop("revision")  # of --model only
     options: dict[str, Any] = {
         "layer": _layer(layer),
@@ -141,8 +140,6 @@ def align(
         "too_long": too_long,
         **loading,
     }
-    languages: dict[str, Any] = {"source_language": source_language, "target_language": target_language}
-    turned: dict[str, Any] = {"source_language": target_language, "target_language": source_language}
     added = output_field or "alignment"
     defaults = columns_of_training(model, source_field="source", target_field="target")
     with ExitStack() as stack:
@@ -156,13 +153,8 @@ def align(
         gold_links = None if gold is None else load_gold(gold, pairs.total)
         begin_work()
         writer = stack.enter_context(LineWriter(output_name))
-        forward = Aligner.from_pretrained(
-            model, revision=revision, source_prefix=source_prefix, **options, **languages
-        )
-        aligner: Aligner | SymmetricAligner = forward
-        if reverse_model is not None:
-            backward = Aligner.from_pretrained(reverse_model, **options, **turned)
-            aligner = SymmetricAligner(forward, backward, method)
+        of_model = {"revision": revision, "source_prefix": source_prefix}
+        aligner = _load_aligner(model, reverse_model, method, languages, of_model, options)
         with progress_of_texts(pairs, output_name) as bar:
             found = align_pairs(
                 aligner,
@@ -175,6 +167,47 @@ def align(
                 progress=bar.update,
             )
     warn(f"aligned {found}")
+
+
+def _check_differ(model: str, reverse_model: str) -> None:
+    """Raise `UserError` if one model of one direction is given for both."""
+    if Path(reverse_model).resolve() == Path(model).resolve():
+        raise UserError(
+            f"--model and --reverse_model are both {model}, which reads one direction only; give a model "
+            "from target to source, or the languages of a multilingual model"
+        )
+
+
+def _load_aligner(
+    model: str,
+    reverse_model: str | None,
+    method: str,
+    languages: tuple[str | None, str | None],
+    of_model: dict[str, Any],
+    options: dict[str, Any],
+) -> "Aligner | SymmetricAligner":
+    """Load the models of one or both directions.
+
+    Args:
+        model: the model from source to target.
+        reverse_model: the model from target to source; None for one direction.
+        method: how to combine the directions.
+        languages: of the sources and of the targets.
+        of_model: options of the first model alone.
+        options: options of both.
+    """
+    from vaswani.inference.align.aligner import Aligner, SymmetricAligner
+
+    source, target = languages
+    forward = Aligner.from_pretrained(
+        model, source_language=source, target_language=target, **of_model, **options
+    )
+    if reverse_model is None:
+        return forward
+    backward = Aligner.from_pretrained(
+        reverse_model, source_language=target, target_language=source, **options
+    )
+    return SymmetricAligner(forward, backward, method)
 
 
 def _layer(text: str | None) -> Any:
