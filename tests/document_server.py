@@ -59,6 +59,7 @@ SMALL: dict[str, dict[str, object]] = {
     "compare": SEARCH,
     "student": {"encoder_layers": 1, "decoder_layers": 1},
     "prompt": {"device": "cpu"},
+    "generate": {"device": "cpu", "max_new_tokens": 8},
     "predict": {"device": "cpu"},
     "score": {"device": "cpu"},
     "align": {"device": "cpu"},

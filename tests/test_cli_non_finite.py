@@ -77,6 +77,7 @@ LOADING = {
     "combine": ("encoder", "combine {}/out --encoder {}/encoder"),
     "average": ("translator", "average {}/translator {}/out"),
     "embed": ("encoder", "embed --model {}/encoder --input {}/source.txt"),
+    "generate": ("causal", "generate --model {}/causal --input {}/source.txt"),
     "prompt": ("causal", "prompt --model {}/causal --task {}/choose.yaml"),
     "demo": ("translator", "demo --model {}/translator --port 0"),
     "positions": ("translator", "plot positions --model {}/translator --output {}/out.png"),
@@ -148,6 +149,7 @@ USING = (
     "compare",
     "teacher",
     "embed",
+    "generate",
     "prompt",
 )
 OVERFLOWING = {name: LOADING[name] for name in USING} | {

@@ -38,7 +38,8 @@ PAGES = [
             *("quickstart", "concepts", "configurations", "training", "own_data"),
             *("low_resource", "opus_mt"),
             *("sparse_attention", "translation", "decoding", "pretraining", "long_documents"),
-            *("finetuning", "scoring", "prompting", "embedding", "distillation", "conversion", "deploying"),
+            *("finetuning", "generating", "scoring", "prompting", "embedding"),
+            *("distillation", "conversion", "deploying"),
             *("demo", "attention", "pictures"),
             *("hub", "scaling", "arithmetic"),
             *("systems", "results", "paper", "troubleshooting"),
@@ -173,7 +174,7 @@ def write_corpora(folder: Path) -> None:
     for name, split, field in (
         *(("train.en", "train", "en"), ("train.de", "train", "de")),
         *(("valid.en", "validation", "en"), ("valid.de", "validation", "de")),
-        *(("in.txt", "test", "en"), ("texts.txt", "test", "en")),
+        *(("in.txt", "test", "en"), ("texts.txt", "test", "en"), ("prompts.txt", "test", "en")),
     ):
         (folder / name).write_text("".join(row[field] + "\n" for row in parallel[split]))
     (folder / "report.json").write_text(json.dumps(a_report()))

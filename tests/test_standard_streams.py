@@ -94,6 +94,7 @@ WRITE_NOTHING_THERE = {
     "summarize": "summarized 1 document",
     "predict": "predicted 4 lines",
     "embed": "embedded 4 lines",
+    "generate": "continued 4 lines",
     "align": "aligned 4 rows",
     "attention": "wrote encoder, decoder, cross attention to ",
     "score": "scored 4 rows",

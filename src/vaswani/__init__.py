@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vaswani.inference.classify.classification import Classifier
     from vaswani.inference.embed.embedding import Embedder
     from vaswani.inference.embed.scalar_mix import ScalarMix
+    from vaswani.inference.generate.generation import TextGenerator
     from vaswani.inference.prompt.prompting import Prompter
     from vaswani.inference.score.scorer import Scorer
     from vaswani.inference.translate.translation import Translator
@@ -67,6 +68,7 @@ __all__ = [
     "QuestionAnswerer",
     "ScalarMix",
     "Scorer",
+    "TextGenerator",
     "Trainer",
     "TrainingArguments",
     "Translator",
@@ -99,6 +101,7 @@ _MODULES = {
     "inference.answer.answering": ["QuestionAnswerer"],
     "inference.classify.classification": ["Classifier"],
     "inference.embed.embedding": ["Embedder"],
+    "inference.generate.generation": ["TextGenerator"],
     "inference.prompt.prompting": ["Prompter"],
     "inference.score.scorer": ["Scorer"],
     "inference.translate.translation": ["Translator"],

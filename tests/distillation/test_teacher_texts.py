@@ -24,8 +24,8 @@ from vaswani.distillation.teacher_texts import (
     with_teacher_texts,
 )
 from vaswani.errors import UserError
-from vaswani.inference.prompt.continuation import Draft, LanguageModel
-from vaswani.inference.sampling import Sampling
+from vaswani.inference.generation_options import GenerationOptions
+from vaswani.inference.language_model import Draft, LanguageModel, Prompt
 
 SHORT = ["", "The dog"]
 TEXTS = [*toy_documents(8, sentences=3), *SHORT, *toy_documents(4, seed=1, sentences=3)]
@@ -120,8 +120,8 @@ def test_greedy_texts_depend_on_no_seed() -> None:
 def test_draws_follow_the_models_distribution() -> None:
     author, count = toy_author(), 4000
     prompt = (BEGIN, *token_ids("The hedgehog"))
-    drafts = [Draft(prompt, 1, (0, number)) for number in range(count)]
-    drawn = Counter(author.continue_drafts(drafts, Sampling(temperature=2.0)))
+    drafts = [Draft(Prompt(prompt), 1, (0, number)) for number in range(count)]
+    drawn = Counter(author.continue_drafts(drafts, GenerationOptions(temperature=2.0)))
     with torch.no_grad():
         logits = author.model(torch.tensor([prompt])).logits[0, -1]
     likeliest = logits.topk(20).indices
@@ -136,7 +136,7 @@ def test_characters_of_several_bytes_survive_the_border() -> None:
     author, text = toy_author(), "“Ünïcödé”"
 
     def rest(drafts: list[Any], *_: Any, **__: Any) -> list[tuple[int, ...]]:
-        return [tuple(token_ids(text)[len(draft.prompt) - 1 :]) for draft in drafts]
+        return [tuple(token_ids(text)[len(draft.prompt.token_ids) - 1 :]) for draft in drafts]
 
     with patch.object(author, "continue_drafts", rest):
         for count in range(len(token_ids(text))):

@@ -20,6 +20,7 @@ from toy_labels import (
     POSITIONS,
     TASKS,
     save_toy_classifier,
+    save_toy_decoder,
     save_toy_encoder,
     toy_config,
     toy_rows,
@@ -159,6 +160,9 @@ def test_what_predicts_no_labels_is_refused(models: Path, tmp_path: Path) -> Non
     AutoModelForQuestionAnswering.from_config(toy_config()).save_pretrained(tmp_path)
     with pytest.raises(UserError, match="holds VaswaniForQuestionAnswering, which predicts no labels"):
         Classifier.from_pretrained(tmp_path)
+    save_toy_decoder(tmp_path / "decoder")
+    with pytest.raises(UserError, match=r"predicts no labels.*; it writes texts: use vaswani generate"):
+        Classifier.from_pretrained(tmp_path / "decoder")
     several = Classifier.from_pretrained(models / "multi_label").model
     several.config.problem_type = "regression"
     with pytest.raises(UserError, match="the model predicts 2 numbers of a text; expected one"):

@@ -15,6 +15,7 @@ GROUPS = (
     "attention",
     "classification",
     "embedding",
+    "generation",
     "prompting",
     "distillation",
     "conversion",

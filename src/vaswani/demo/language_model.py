@@ -10,9 +10,9 @@ from vaswani.demo.models import MaskFiller
 from vaswani.demo.view import Answer, View, check_length
 from vaswani.errors import UserError
 from vaswani.inference.decoding import DEFAULT_LENGTH
-from vaswani.inference.prompt.continuation import Continuation, Draft
+from vaswani.inference.generation_options import GenerationOptions
+from vaswani.inference.language_model import Continuation, Draft
 from vaswani.inference.prompt.prompting import Prompter
-from vaswani.inference.sampling import Sampling
 from vaswani.insight.attention import AttentionMap, read_attention
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class CompletionView(View):
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a prompt, which has no end token."""
-        return list(self.language_model.encode_prompt(text))
+        return list(self.language_model.encode_prompt(text).token_ids)
 
     def attention(self, text: str, answer: str, *values: Any) -> tuple[AttentionMap, ...]:
         """Return the attention of the text and its completion."""
@@ -52,19 +52,24 @@ class CompletionView(View):
 
     def answer(self, text: str, new_tokens: int, temperature: float) -> Answer:
         """Return the greedy completion, and the samples with their log-probabilities."""
-        prompt = tuple(self.encode(text))
+        prompt = self.language_model.encode_prompt(text)
         positions = self.language_model.positions or DEFAULT_LENGTH
-        if len(prompt) + new_tokens - 1 > positions:
+        if len(prompt.token_ids) + new_tokens - 1 > positions:
             raise UserError(
-                f"the text has {len(prompt):,} tokens, and with {new_tokens:,} new ones the model reads at "
-                f"most {max(0, positions - new_tokens + 1):,}; shorten it, or ask for fewer new ones"
+                f"the text has {len(prompt.token_ids):,} tokens, and with {new_tokens:,} new ones the model "
+                f"reads at most {max(0, positions - new_tokens + 1):,}; shorten it, or ask for fewer new ones"
             )
         drafts = [Draft(prompt, new_tokens, (seed,)) for seed in range(SAMPLES)]
         found = self.language_model.continue_drafts(drafts[:1])
-        found += self.language_model.continue_drafts(drafts, Sampling(temperature))
-        whole = [Continuation((*prompt, *token_ids), len(prompt)) for token_ids in found if token_ids]
+        found += self.language_model.continue_drafts(drafts, GenerationOptions(temperature=temperature))
+        whole = [
+            Continuation((*prompt.token_ids, *token_ids), len(prompt.token_ids))
+            for token_ids in found
+            if token_ids
+        ]
         scores = iter(self.language_model.log_probs(whole))
-        texts = self.codec.decode([list(token_ids) for token_ids in found])
+        asked = [drafts[0], *drafts]
+        texts = self.language_model.texts_of(list(zip(asked, found, strict=True)))
         ways = ["most probable words", *["drawn"] * SAMPLES]
         rows = [
             (way, completion, next(scores) if token_ids else 0.0)
@@ -73,7 +78,7 @@ class CompletionView(View):
         return Answer(
             texts[0],
             table("Completions", ["words", "text", "log P"], rows)
-            + token_list("Beginning", self.codec, prompt),
+            + token_list("Beginning", self.codec, prompt.token_ids),
         )
 
 

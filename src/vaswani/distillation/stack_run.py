@@ -55,7 +55,7 @@ from vaswani.hub.card import name_of_data
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.hub.run_metadata import auto_class_of, read_run_metadata
 from vaswani.inference.classify.classification import names_of
-from vaswani.inference.prompt.continuation import LanguageModel
+from vaswani.inference.language_model import LanguageModel
 from vaswani.training.runs.base import BaseRun, Tokenizers
 from vaswani.training.runs.finetuning import FinetuningRun
 from vaswani.training.runs.language_modelling import SCORE_NAMES, PretrainingRun, scores_with_resamples

@@ -20,8 +20,8 @@ from vaswani.data.text.sequences import boundary_token_ids
 from vaswani.data.text_codec import TextCodec
 from vaswani.distillation.output_cache import OutputCache, fingerprint_config, fingerprint_tokenizer
 from vaswani.distillation.teacher_targets import TaughtRows
-from vaswani.inference.prompt.continuation import Draft, LanguageModel
-from vaswani.inference.sampling import Sampling
+from vaswani.inference.generation_options import GenerationOptions
+from vaswani.inference.language_model import GREEDY, Draft, LanguageModel, Prompt
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,11 @@ class Writing:
     seed: int = 0
 
     @property
-    def sampling(self) -> Sampling | None:
-        """How tokens are drawn; None for greedy search."""
-        return Sampling(self.temperature, self.top_p) if self.temperature else None
+    def options(self) -> GenerationOptions:
+        """How tokens are chosen."""
+        if not self.temperature:
+            return GREEDY
+        return GenerationOptions(temperature=self.temperature, top_p=self.top_p)
 
     def identity(self, author: LanguageModel) -> dict[str, Any]:
         """Return everything that a continuation depends on besides the teacher's weights and the text."""
@@ -87,14 +89,14 @@ def continue_texts(
     for number, token_ids in zip(numbers, encoded, strict=True):
         length = min(len(token_ids), writing.most_tokens)
         if length > writing.prompt_tokens:
-            prompt = (begin, *token_ids[: writing.prompt_tokens])
-            seed = (writing.seed, number) if writing.sampling else ()
+            prompt = Prompt((begin, *token_ids[: writing.prompt_tokens]))
+            seed = (writing.seed, number) if writing.temperature else ()
             drafts[number] = Draft(prompt, length - writing.prompt_tokens, seed)
     if progress:
         progress(len(texts) - len(drafts))
-    found = author.continue_drafts(list(drafts.values()), writing.sampling, progress=progress)
+    found = author.continue_drafts(list(drafts.values()), writing.options, progress=progress)
     # Decoded with the prompt: a character of several bytes may be in both.
-    whole = [[*prompt, *new] for (prompt, *_), new in zip(drafts.values(), found, strict=True)]
+    whole = [[*draft.prompt.token_ids, *new] for draft, new in zip(drafts.values(), found, strict=True)]
     written = dict(zip(drafts, codec.decode(whole), strict=True))
     return [written.get(number) for number in numbers]
 

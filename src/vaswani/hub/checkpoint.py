@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub import snapshot_download
@@ -43,15 +43,25 @@ from vaswani.hub.weights import (
 
 logger = logging.getLogger(__name__)
 
-# For error messages, by Auto class: what a model lacks that it does not load, and examples of those it loads.
+
+class _Purpose(NamedTuple):
+    """What an Auto class is for, in messages: what other models lack, examples of its models, a command."""
+
+    lack: str
+    examples: str
+    command: str
+
+
 _PURPOSES = {
-    "AutoModelForSeq2SeqLM": (
+    AutoModelForSeq2SeqLM: _Purpose(
         "does not translate",
         "an encoder-decoder such as 'vaswani', 'marian', 'bart' or 't5'",
+        "vaswani translate",
     ),
-    "AutoModelForCausalLM": (
+    AutoModelForCausalLM: _Purpose(
         "does not continue texts",
         "a causal model such as 'vaswani_decoder', 'gpt2' or 'llama'",
+        "vaswani generate",
     ),
 }
 
@@ -113,11 +123,13 @@ def _check_serves(auto_class: Any, config: PreTrainedConfig, directory: Path) ->
     """Raise a UserError unless an Auto class loads models of this type."""
     if serves(auto_class, config):
         return
-    problem, expected = _PURPOSES.get(
-        auto_class.__name__, (f"{auto_class.__name__} does not load", "a model that it does")
-    )
+    fallback = _Purpose(f"{auto_class.__name__} does not load", "a model that it does", "")
+    purpose = _PURPOSES.get(auto_class, fallback)
+    others = (other.command for served, other in _PURPOSES.items() if serves(served, config))
+    advice = f", or use {command}" if (command := next(others, None)) else ""
     raise UserError(
-        f"{directory} holds a model of type {config.model_type!r}, which {problem}; expected {expected}"
+        f"{directory} holds a model of type {config.model_type!r}, which {purpose.lack}; expected "
+        f"{purpose.examples}{advice}"
     )
 
 

@@ -41,22 +41,28 @@ class LineReport:
     lines: int = 0
     empty: int = 0
     left_empty: int = 0
+    not_continued: int = 0
     not_utf8: int = 0
     source_cut_off: int = 0
+    prompt_cut_off: int = 0
     cut_off: int = 0
     not_scored: int = 0
     not_aligned: int = 0
+    line_breaks: int = 0
     unit: str = "line"
 
     def __str__(self) -> str:
         counts = {
             "empty": self.empty,
             "not translated and left empty": self.left_empty,
+            "not continued and left empty": self.not_continued,
             "not UTF-8 (their bad bytes were read as U+FFFD)": self.not_utf8,
             "of which only the beginning was read": self.source_cut_off,
+            "of which only the end was read": self.prompt_cut_off,
             "cut off at the length limit": self.cut_off,
             "not scored": self.not_scored,
             "not aligned": self.not_aligned,
+            "with line breaks, which became spaces": self.line_breaks,
         }
         problems = "; ".join(f"{count:,} {name}" for name, count in counts.items() if count)
         return f"{self.lines:,} {self.unit}{'s' * (self.lines != 1)}" + (f"; {problems}" if problems else "")
@@ -166,9 +172,46 @@ class Column:
         return [valid_text(word) for word in cell] if isinstance(cell, list) else valid_text(cell)
 
 
+def on_one_line(text: str) -> str:
+    """Return a text with spaces in place of its line breaks."""
+    return re.sub(r"[\r\n]+", " ", text)
+
+
 def valid_text(text: str) -> str:
     """Return a text with U+FFFD in place of bytes that were not UTF-8."""
     return _SURROGATES.sub("\ufffd", text)
+
+
+class ChatColumn(Column):
+    """A field of a table's rows that holds a chat."""
+
+    def check(self, path: Path) -> None:
+        """Raise a UserError unless a table has the field."""
+        from vaswani.data.sources.reading import check_field
+        from vaswani.data.sources.records import fields_of
+
+        check_field(f"--{self.option}", self.field, fields_of(path), str(path))
+
+    def read(self, record: Record) -> Any:
+        """Return the messages of a row, or raise a UserError."""
+        from vaswani.data.sources.reading import cell_of, shown
+        from vaswani.data.text.chats import as_chat
+
+        cell = cell_of(record.row, self.field)
+        chat = as_chat(cell)
+        if chat is None:
+            raise UserError(
+                f"{record.place}: field '{self.field}' holds {shown(cell)}; expected a list of messages with "
+                "role and content"
+            )
+        return chat
+
+    def valid(self, cell: Any) -> Any:
+        """Return a chat with U+FFFD in place of bytes that were not UTF-8."""
+        return [
+            {name: valid_text(value) if isinstance(value, str) else value for name, value in message.items()}
+            for message in cell
+        ]
 
 
 class TableTexts:
@@ -254,6 +297,7 @@ def open_texts(
     default_documents: Documents = "line",
     pair_field: str | None = None,
     words: bool = False,
+    chats: bool = False,
     others: Sequence[Column] = (),
 ) -> Iterator[Texts]:
     """Open the texts of a file or of standard input.
@@ -274,6 +318,7 @@ def open_texts(
         default_documents: see `documents`.
         pair_field: field of a second text in a table; texts are then pairs.
         words: in tables, a text may be a list of words; also read CoNLL's columns.
+        chats: in tables, the field holds chats in place of texts.
         others: columns of a table that are read besides the text.
 
     Raises:
@@ -282,7 +327,8 @@ def open_texts(
     """
     if documents not in (None, *DOCUMENTS):
         raise UserError(f"documents={documents} is unknown; expected {', '.join(DOCUMENTS)}")
-    columns = [Column(field or default, option, words), *others]
+    of_class = ChatColumn if chats else Column
+    columns = [of_class(field or default, option, words), *others]
     if pair_field is not None:
         columns.insert(1, Column(pair_field, "text_pair_field", words))
     of_table = field is not None or pair_field is not None or bool(others)

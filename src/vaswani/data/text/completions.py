@@ -26,16 +26,14 @@ from vaswani.data.sources.corpus_spec import SPLITS, BaseCorpusSpec
 from vaswani.data.sources.reading import Row
 from vaswani.data.sources.row_report import RowReport
 from vaswani.data.sources.splits import Source, arrow_table, check_fields, existing_file, file_identity
+from vaswani.data.text.chats import ASSISTANT, Chat, as_chat, rendered_chat, template_token_ids
 from vaswani.data.text_codec import TextCodec
-from vaswani.errors import UserError, one_line
+from vaswani.errors import UserError
 
-ASSISTANT = "assistant"
 IDS = List(Value("int32"))
 TOKEN_FEATURES = Features(
     {"input_ids": IDS, "labels": IDS, "length": Value("int32"), "prompt_length": Value("int32")}
 )
-
-Chat = list[dict[str, Any]]
 
 
 @dataclass
@@ -99,7 +97,7 @@ def _dataset_table(
 def _usable_chats(table: Source, spec: ChatSpec, report: RowReport) -> Iterator[dict[str, str]]:
     """Yield the chats that a model can learn from, as JSON; count the other rows."""
     for row in table.rows():
-        chat = None if row is None else _chat(row[0])
+        chat = None if row is None else as_chat(row[0])
         if chat is None:
             report.malformed += 1
         elif not any(message["role"] == ASSISTANT and message["content"].strip() for message in chat):
@@ -107,20 +105,6 @@ def _usable_chats(table: Source, spec: ChatSpec, report: RowReport) -> Iterator[
         else:
             report.kept += 1
             yield {"messages": json.dumps(chat)}
-
-
-def _chat(cell: Any) -> Chat | None:
-    """Return the messages of a cell, without null fields, or None if the cell holds no chat."""
-    if isinstance(cell, str):
-        try:
-            cell = json.loads(cell)
-        except ValueError:
-            return None
-    if not isinstance(cell, list) or not all(isinstance(message, dict) for message in cell):
-        return None
-    if not all(isinstance(message.get(name), str) for message in cell for name in ("role", "content")):
-        return None
-    return [{name: value for name, value in message.items() if value is not None} for message in cell]
 
 
 # ------------------------------------------------------------------------------------------ rows as token ids
@@ -210,7 +194,7 @@ class RowBuilder:
         last = max(number for number, message in enumerate(chat) if message["role"] == ASSISTANT)
         chat = chat[: last + 1]
         whole, spans = self._rendered(chat), []
-        (tokens,) = self._of_template([whole])
+        (tokens,) = template_token_ids(self.codec, [whole])
         for number, message in enumerate(chat):
             if message["role"] != ASSISTANT:
                 continue
@@ -221,25 +205,13 @@ class RowBuilder:
                     f"the chat template writes the beginning of a chat of {self.split} differently once "
                     f"message {number + 1} follows, so its answers cannot be located; give another template"
                 )
-            parts = self._of_template([before, behind])
+            parts = template_token_ids(self.codec, [before, behind])
             spans.append((_common(parts[0], tokens), _common(parts[1], tokens)))
         return self._labelled(tokens, spans)
 
-    def _of_template(self, rendered: list[str]) -> list[list[int]]:
-        """Encode texts that a template wrote: parse their special tokens and add no others."""
-        return self.codec.token_ids(rendered, add_special_tokens=False, split_special_tokens=False)
-
     def _rendered(self, chat: Chat, add_generation_prompt: bool = False) -> str:
-        try:
-            rendered: Any = self.tokenizer.apply_chat_template(
-                chat, tokenize=False, add_generation_prompt=add_generation_prompt
-            )
-            return rendered
-        except Exception as error:  # templates can raise any error, and so can jinja2
-            raise UserError(
-                f"the chat template refuses a chat of {self.split} ({one_line(error)}): "
-                f"{json.dumps(chat, ensure_ascii=False)[:100]}"
-            ) from error
+        where = f"a chat of {self.split}"
+        return rendered_chat(self.tokenizer, chat, where, add_generation_prompt=add_generation_prompt)
 
     def _labelled(self, tokens: Sequence[int], spans: Sequence[tuple[int, int]]) -> TokenRow:
         """Label spans, each up to its end token. The last span ends the row, with an end token."""

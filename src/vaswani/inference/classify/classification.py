@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     PreTrainedConfig,
@@ -91,8 +93,10 @@ def task_of_checkpoint(name: str | Path, revision: str | None = None) -> str:
     task = task_of(config)
     if task is None:
         held = ", ".join(config.architectures or ()) or f"a model of type {config.model_type!r}"
-        writes = "; it writes texts: use vaswani translate" if config.is_encoder_decoder else ""
-        raise UserError(f"{folder} holds {held}, which predicts no labels; expected {_EXPECTED}{writes}")
+        writes = {AutoModelForSeq2SeqLM: "vaswani translate", AutoModelForCausalLM: "vaswani generate"}
+        command = writes.get(auto_class_of(config))
+        advice = f"; it writes texts: use {command}" if command else ""
+        raise UserError(f"{folder} holds {held}, which predicts no labels; expected {_EXPECTED}{advice}")
     return task
 
 

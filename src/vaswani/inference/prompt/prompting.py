@@ -14,8 +14,8 @@ from typing import Any
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani.errors import UserError
+from vaswani.inference.language_model import Continuation, LanguageModel, Prompt
 from vaswani.inference.pretrained import FromPretrained
-from vaswani.inference.prompt.continuation import Continuation, LanguageModel, TokenIds
 from vaswani.inference.prompt.task import Question, Task
 
 _NORMAL_97_5 = 1.959964  # the 97.5 % quantile of the normal distribution
@@ -113,14 +113,14 @@ class _Asked:
         question: the row.
         shots: the number of shots that fit.
         prompt: the prompt with these shots.
-        prompt_ids: tokens of the prompt; empty for a question with choices.
+        written: the prompt as tokens; None for a question with choices.
         continuations: the prompt with each choice; empty for a generated answer.
     """
 
     question: Question
     shots: int
     prompt: str
-    prompt_ids: TokenIds
+    written: Prompt | None
     continuations: Sequence[Continuation]
 
 
@@ -198,26 +198,26 @@ class Prompter(FromPretrained):
 
     def _encode(self, task: Task, question: Question, shots: Sequence[Question]) -> _Asked:
         prompt = task.text(question, shots)
-        prompt_ids: TokenIds = ()
+        written: Prompt | None = None
         continuations: list[Continuation] = []
         if task.generate:
-            prompt_ids = self.language_model.encode_prompt(prompt)
+            written = self.language_model.encode_prompt(prompt)
         else:
             continuations = self.language_model.encode_answers(prompt, question.choices)
-        return _Asked(question, len(shots), prompt, prompt_ids, continuations)
+        return _Asked(question, len(shots), prompt, written, continuations)
 
     @staticmethod
     def _length(task: Task, asked: _Asked) -> int:
         """Return the number of positions that the model needs: all tokens but the last."""
-        if task.generate:
-            return len(asked.prompt_ids) + task.max_new_tokens - 1
+        if asked.written is not None:
+            return len(asked.written.token_ids) + task.max_new_tokens - 1
         return max(len(continuation.inputs) for continuation in asked.continuations)
 
     def _write(
         self, task: Task, asked: list[_Asked], progress: Callable[[int], object] | None
     ) -> list[Answer]:
         """Answer with generated texts."""
-        prompts = [one.prompt_ids for one in asked]
+        prompts = [one.written for one in asked if one.written is not None]
         texts = self.language_model.write(prompts, task.max_new_tokens, task.stop_texts, progress)
         answers = []
         for row, (one, text) in enumerate(zip(asked, texts, strict=True), 1):

@@ -19,8 +19,8 @@ from vaswani.data.text_codec import TextCodec, begin_token_id
 from vaswani.errors import UserError
 from vaswani.inference.batches import padded_inputs
 from vaswani.inference.decoding import longest_text
+from vaswani.inference.language_model import check_causal
 from vaswani.inference.pairs import Pair, PairEncoder
-from vaswani.inference.prompt.continuation import check_causal
 from vaswani.inference.translate.scoring import log_probs_of, rows_at_once, token_log_probs
 
 

@@ -13,46 +13,27 @@ from typing import Any, ClassVar, Literal
 
 from transformers import GenerationConfig
 
-from vaswani.bounds import LARGEST_SEED, Bounds
+from vaswani.bounds import Bounds
 from vaswani.errors import UserError
 from vaswani.inference.decoding import GNMTLengthPenalty
+from vaswani.inference.generation_options import GenerationOptions
 from vaswani.inference.required_phrases import Phrase
-from vaswani.inference.sampling import Sampling
 
 DEFAULT_BEAMS = 4  # section 6.1
-BOUNDS = {
-    "num_beams": Bounds(at_least=1, whole=True),
-    "no_repeat_ngram_size": Bounds(at_least=0, whole=True),
-    "repetition_penalty": Bounds(above=0),
-    "coverage_penalty": Bounds(at_least=0),
-    "temperature": Bounds(above=0),
-    "top_k": Bounds(at_least=1, whole=True),
-    "top_p": Bounds(above=0, at_most=1),
-    "seed": Bounds(at_least=0, at_most=LARGEST_SEED, whole=True),
-}
+BOUNDS = {"num_beams": Bounds(at_least=1, whole=True), "coverage_penalty": Bounds(at_least=0)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchOptions:
-    """Options of an engine's search or sampling.
+class SearchOptions(GenerationOptions):
+    """Options of an engine's search or sampling, besides those of `GenerationOptions`.
 
     Args:
         num_beams: hypotheses kept at each step; 1 is greedy search. None means 4, or 1 with `temperature`.
         length_penalty: α; 0 ranks by log-probability, which prefers short translations.
-        no_repeat_ngram_size: no sequence of this many tokens occurs twice in a translation; 0 allows
-            repetition. None means the value of the model's generation_config.json.
-        repetition_penalty: for tokens that a translation already has, positive scores are divided by this and
-            negative scores are multiplied by it (Keskar et al., 2019, arXiv:1909.05858, section 4.1); above 1
-            avoids repetition. The search ranks by the resulting scores. None means the value of the model's
-            generation_config.json.
         coverage_penalty: β of Wu et al., 2016, arXiv:1609.08144, equation 14: adds
             β · Σ_i log(min(Σ_j p_ij, 1)) to the score of a hypothesis, where p_ij is how much target token j
             attends to source token i. The search itself does not use it; its `num_beams` hypotheses are
             ranked again. 0 means no penalty.
-        temperature: samples each token from the softmax of the scores divided by this. None means a search.
-        top_k: for sampling, see `Sampling`; None means all tokens.
-        top_p: for sampling, see `Sampling`; None means 1, all tokens.
-        seed: seed of sampling; None means 0.
         suppress_sequences: sequences of token ids that no translation contains.
         attention_of: a token whose attention each `Output` reports, or `"all"` for all tokens; None for none.
 
@@ -63,13 +44,7 @@ class SearchOptions:
 
     num_beams: Any = None  # an int, once initialized
     length_penalty: float = 0.6
-    no_repeat_ngram_size: int | None = None
-    repetition_penalty: float | None = None
     coverage_penalty: float = 0.0
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int | None = None
     suppress_sequences: tuple[tuple[int, ...], ...] = ()
     attention_of: int | Literal["all"] | None = None
 
@@ -77,7 +52,12 @@ class SearchOptions:
         for name, bounds in BOUNDS.items():
             if (value := getattr(self, name)) is not None:
                 bounds.check(name, value)
-        self._check_sampling()
+        if self.temperature is not None and self.num_beams not in (None, 1):
+            raise UserError(
+                f"num_beams={self.num_beams} searches, and temperature={self.temperature} samples; "
+                "leave one out"
+            )
+        super().__post_init__()
         if self.num_beams is None:
             object.__setattr__(self, "num_beams", DEFAULT_BEAMS if self.temperature is None else 1)
         if self.coverage_penalty and self.num_beams == 1 and self.temperature is None:
@@ -89,26 +69,6 @@ class SearchOptions:
             object.__setattr__(self, "length_penalty", GNMTLengthPenalty(self.length_penalty))
         except ValueError as error:
             raise UserError(str(error)) from error
-
-    @property
-    def sampling(self) -> Sampling | None:
-        """How tokens are drawn; None for a search."""
-        if self.temperature is None:
-            return None
-        return Sampling(self.temperature, 1.0 if self.top_p is None else self.top_p, self.top_k)
-
-    def _check_sampling(self) -> None:
-        """Raise a UserError if options of sampling and of a search are mixed."""
-        if self.temperature is not None and self.num_beams not in (None, 1):
-            raise UserError(
-                f"num_beams={self.num_beams} searches, and temperature={self.temperature} samples; "
-                "leave one out"
-            )
-        for name in ("top_k", "top_p", "seed"):
-            if self.temperature is None and (value := getattr(self, name)) is not None:
-                raise UserError(
-                    f"{name}={value} is for sampling, and no temperature is given; add temperature=1"
-                )
 
 
 @dataclass(frozen=True)

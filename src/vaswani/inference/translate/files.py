@@ -5,14 +5,13 @@ Each line, or row of a table, gives one output line; only a line feed ends a lin
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict
 from typing import Any, BinaryIO
 
 from vaswani.errors import UserError
 from vaswani.inference.batches import BUFFERED_TEXTS
-from vaswani.inference.inputs import LineReport, TextLines, Texts
+from vaswani.inference.inputs import LineReport, TextLines, Texts, on_one_line
 from vaswani.inference.translate.phrases import Line
 from vaswani.inference.translate.results import Translation
 from vaswani.inference.translate.translation import Translator
@@ -121,7 +120,7 @@ def _write_all(pieces: Generator[str, None, bool], write: Callable[[str], None])
     """Write the pieces of a translation as one line; return whether it is complete."""
     while True:
         try:
-            write(_one_line(next(pieces)))
+            write(on_one_line(next(pieces)))
         except StopIteration as end:
             return end.value
 
@@ -154,8 +153,4 @@ def _line(texts: Texts, translation: Translation, n_best: int | None, output_fie
 
 def as_text(translation: Translation) -> str:
     """Return the translation as one line."""
-    return _one_line(translation.text)
-
-
-def _one_line(text: str) -> str:
-    return re.sub(r"[\r\n]+", " ", text)  # byte models can write line feeds
+    return on_one_line(translation.text)  # byte models can write line feeds

@@ -7,58 +7,26 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, models
 from transformers import (
-    BartConfig,
-    BartForCausalLM,
     BertConfig,
     BertLMHeadModel,
-    BloomConfig,
-    BloomForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    OpenAIGPTConfig,
-    OpenAIGPTLMHeadModel,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
 
-from vaswani import VaswaniDecoderConfig, VaswaniForCausalLM
+from tiny_causal import ALL_MODELS, TEXT, bloom, gpt2, gpt2_like, gpt_neox, llama, ours
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.errors import RunError, UserError
-from vaswani.inference.prompt.continuation import LanguageModel
+from vaswani.inference.language_model import LanguageModel, Prompt
 
-TEXT = "the cat sat on the mat: is that right? yes, no, maybe; it is a very good cat. 1 2 3 4\n\n5"
 QUESTIONS = [
     ("the cat sat on", [" the mat", " a cat", " 3", " mat"]),
     ("is that right?\n\nthe cat is a very, very good cat. is it?", [" yes", " no"]),
     ("maybe", [" that is right", " 1 2 3 4 5", " no"]),
     ("the", [" cat", " cats"]),
 ]
-SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-WIDE = 0.5  # so that a random model is sure of some tokens, and greedy choices are no ties
-
-
-def gpt2_like(with_bos: bool = False) -> PreTrainedTokenizerBase:
-    """Byte-level BPE; without special tokens of its own, padding among them, or with `<s>` in front."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    specials = ["<pad>", "<s>", "</s>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=320, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator([TEXT] * 3, trainer)
-    if with_bos:
-        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    names = {"bos_token": "<s>", "eos_token": "</s>"} if with_bos else {}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
 
 
 def merging(*merges: tuple[str, str]) -> PreTrainedTokenizerBase:
@@ -66,64 +34,6 @@ def merging(*merges: tuple[str, str]) -> PreTrainedTokenizerBase:
     letters = {letter: number for number, letter in enumerate("QA:BCxyz ")}
     vocabulary = letters | {a + b: len(letters) + number for number, (a, b) in enumerate(merges)}
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(vocabulary, list(merges))))
-
-
-def ours(**fields: Any) -> PreTrainedModel:
-    shape = {"d_model": 24, "decoder_layers": 2, "decoder_attention_heads": 3, "decoder_ffn_dim": 48}
-    limits = {"max_position_embeddings": 64, "initializer_range": WIDE}
-    return VaswaniForCausalLM(
-        VaswaniDecoderConfig(**{"vocab_size": 320, **shape, **limits, **SPECIAL, **fields})
-    )
-
-
-def sparse() -> PreTrainedModel:
-    """Its blocks are counted from the first column, so that padding on the left would shift them."""
-    blocks = {"sparse_block_size": 4, "sparse_window_blocks": 1, "sparse_global_blocks": 1}
-    return ours(decoder_attention="sparse", **blocks, sparse_random_blocks=1)
-
-
-def gpt2(**fields: Any) -> PreTrainedModel:
-    shape = {"n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 64, "initializer_range": WIDE}
-    return GPT2LMHeadModel(GPT2Config(**{"vocab_size": 320, **shape, **SPECIAL, **fields}))
-
-
-def llama() -> PreTrainedModel:
-    shape = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 48}
-    limits = {"max_position_embeddings": 64, "initializer_range": WIDE}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=320, **shape, **limits, **SPECIAL))
-
-
-def gpt_neox() -> PreTrainedModel:
-    """Its configuration has `is_decoder=False`, and 0 ends its texts."""
-    shape = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 48}
-    return GPTNeoXForCausalLM(
-        GPTNeoXConfig(
-            vocab_size=320, **shape, max_position_embeddings=64, eos_token_id=0, initializer_range=WIDE
-        )
-    )
-
-
-def bloom() -> PreTrainedModel:
-    return BloomForCausalLM(
-        BloomConfig(vocab_size=320, hidden_size=24, n_layer=1, n_head=3, initializer_range=WIDE, **SPECIAL)
-    )
-
-
-def openai_gpt() -> PreTrainedModel:
-    return OpenAIGPTLMHeadModel(
-        OpenAIGPTConfig(vocab_size=320, n_embd=24, n_layer=1, n_head=3, n_positions=64)
-    )
-
-
-def bart() -> PreTrainedModel:
-    """A decoder that computes the logits of all places."""
-    shape = {"d_model": 24, "decoder_layers": 1, "decoder_attention_heads": 3, "decoder_ffn_dim": 48}
-    return BartForCausalLM(
-        BartConfig(vocab_size=320, **shape, max_position_embeddings=64, init_std=WIDE, **SPECIAL)
-    )
-
-
-ALL_MODELS = [gpt2, llama, ours, sparse, gpt_neox, bloom, openai_gpt, bart]
 
 
 def naive_log_prob(
@@ -296,11 +206,11 @@ def test_writing_is_a_loop_over_the_likeliest_tokens(
     make: Callable[[], PreTrainedModel], max_tokens_per_batch: int
 ) -> None:
     model, tokenizer = make().double().eval(), gpt2_like()
-    prompts = [tuple(tokenizer(prompt)["input_ids"]) for prompt, _ in QUESTIONS for _ in range(2)]
-    continued = [naive_writing(model, list(prompt), 12, set()) for prompt in prompts]
+    prompts = [Prompt(tuple(tokenizer(prompt)["input_ids"])) for prompt, _ in QUESTIONS for _ in range(2)]
+    continued = [naive_writing(model, list(prompt.token_ids), 12, set()) for prompt in prompts]
     end = continued[0][3]  # one that a text comes to
     model.generation_config.eos_token_id = end
-    expected = [naive_writing(model, list(prompt), 12, {end}) for prompt in prompts]
+    expected = [naive_writing(model, list(prompt.token_ids), 12, {end}) for prompt in prompts]
     assert len({len(ids) for ids in expected}) > 1
     texts = LanguageModel(model, tokenizer, max_tokens_per_batch).write(prompts, 12)
     assert texts == tokenizer.batch_decode(expected, skip_special_tokens=True)
@@ -325,7 +235,7 @@ def test_no_more_tokens_are_written_than_wanted() -> None:
     prompt = tuple(tokenizer("the cat")["input_ids"])
     for count in (1, 2, 5):
         expected = tokenizer.decode(naive_writing(model, list(prompt), count, set()))
-        assert LanguageModel(model, tokenizer).write([prompt], count) == [expected]
+        assert LanguageModel(model, tokenizer).write([Prompt(prompt)], count) == [expected]
 
 
 def test_an_end_token_of_number_0_ends_a_text() -> None:
@@ -335,7 +245,7 @@ def test_an_end_token_of_number_0_ends_a_text() -> None:
     with torch.no_grad():
         states = model(torch.tensor([prompt]), output_hidden_states=True).hidden_states[-1]
         model.get_output_embeddings().weight[0] = 1e3 * states[0, -1]
-    assert LanguageModel(model, tokenizer).write([prompt], 5) == [""]
+    assert LanguageModel(model, tokenizer).write([Prompt(prompt)], 5) == [""]
 
 
 def test_progress_counts_every_text() -> None:
@@ -350,7 +260,7 @@ def test_progress_counts_every_text() -> None:
 def test_an_empty_prompt_cannot_be_continued() -> None:
     with pytest.raises(UserError, match="the prompt is empty; give a text to continue"):
         LanguageModel(gpt2(), gpt2_like()).encode_prompt("")
-    assert LanguageModel(gpt2(), gpt2_like(with_bos=True)).encode_prompt("") == (1,)
+    assert LanguageModel(gpt2(), gpt2_like(with_bos=True)).encode_prompt("") == Prompt((1,))
 
 
 # Models.
@@ -392,4 +302,4 @@ def test_short_memory_names_the_batch_and_the_remedy() -> None:
         with pytest.raises(RunError, match=message):
             language_model.log_probs(continuations)
         with pytest.raises(RunError, match=message):
-            language_model.write([continuation.inputs for continuation in continuations], 3)
+            language_model.write([Prompt(continuation.inputs) for continuation in continuations], 3)

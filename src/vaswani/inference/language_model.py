@@ -17,12 +17,14 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import takewhile
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
+    LogitsProcessor,
     LogitsProcessorList,
     PreTrainedConfig,
     PreTrainedModel,
@@ -31,16 +33,19 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from vaswani.data.text.chats import template_token_ids
 from vaswani.data.text_codec import TextCodec
 from vaswani.errors import UserError, check_positive
 from vaswani.inference.batches import batches, within_memory
 from vaswani.inference.decoding import position_limit
-from vaswani.inference.sampling import Sampling, SeededSampling
+from vaswani.inference.generation_options import GenerationOptions
+from vaswani.inference.sampling import SeededSampling
 from vaswani.inference.translate.finite_scores import FiniteScores, check_finite_scores
 from vaswani.interop.attention_interface import IMPLEMENTATION
 
 TokenIds = tuple[int, ...]
 
+GREEDY = GenerationOptions()
 _ROUNDING = 1e-3  # relative to the change that a token makes at its own position
 
 
@@ -67,18 +72,35 @@ class Continuation:
         return self.token_ids[self.start :]
 
 
-class Draft(NamedTuple):
-    """A prompt to continue.
+class Prompt(NamedTuple):
+    """A text to continue, as tokens.
 
     Args:
-        prompt: its tokens, at least one.
+        token_ids: its tokens, at least one.
+        before_space: whether the text ends with one more space. Tokenizers join it to the next word, so the
+            continuation begins with it.
+    """
+
+    token_ids: TokenIds
+    before_space: bool = False
+
+
+class Draft(NamedTuple):
+    """A prompt with the limits of its continuation.
+
+    Args:
+        prompt: the prompt.
         max_new_tokens: maximum tokens of the continuation.
         seed: the seed for drawing tokens.
     """
 
-    prompt: TokenIds
+    prompt: Prompt
     max_new_tokens: int
     seed: tuple[int, ...] = ()
+
+    def followed_by(self, token_ids: TokenIds) -> Continuation:
+        """Return the prompt with its continuation, to be scored."""
+        return Continuation((*self.prompt.token_ids, *token_ids), len(self.prompt.token_ids))
 
 
 class LanguageModel:
@@ -91,8 +113,10 @@ class LanguageModel:
         max_tokens_per_batch: maximum tokens of a batch, with padding and generated tokens. A longer text
             forms its own batch.
 
-    `positions` is the maximum length of the model (`max_position_embeddings`, the trained length of rotary
-    positions), or None if there is no limit.
+    Attributes:
+        positions: the maximum length of the model (`max_position_embeddings`, the trained length of rotary
+            positions), or None if there is no limit.
+        leading: the special tokens that begin every prompt.
 
     Raises:
         UserError: the model is not causal, or `max_tokens_per_batch` is less than 1.
@@ -107,16 +131,34 @@ class LanguageModel:
         self.max_tokens_per_batch = max_tokens_per_batch
         self.positions = position_limit(model)
         self._texts = TextCodec(tokenizer)
-        self._leading = self._texts.frame().leading
+        self.leading = self._texts.frame().leading
         self._forward_arguments = inspect.signature(model.forward).parameters
         check_causal(model)
 
-    def encode_prompt(self, prompt: str) -> TokenIds:
-        """Return the tokens of a prompt; raise a UserError if there are none."""
-        (token_ids,) = self._encode([prompt])
-        if not token_ids:
+    def encode(self, texts: Sequence[str], *, rendered: bool = False) -> list[Prompt]:
+        """Return texts as prompts, after the leading special tokens; some may have no tokens.
+
+        Args:
+            texts: the texts.
+            rendered: a chat template wrote the texts, with all special tokens.
+        """
+        encoded = self._token_ids(texts, rendered)
+        prompts = [Prompt(token_ids) for token_ids in encoded]
+        spaced = [place for place, text in enumerate(texts) if text.endswith(" ")]
+        shorter = self._token_ids([texts[place][:-1] for place in spaced], rendered)
+        followed = self._token_ids([f"{texts[place]}a" for place in spaced], rendered)
+        for place, before, behind in zip(spaced, shorter, followed, strict=True):
+            whole = encoded[place]
+            if before and behind[: len(before)] == before and behind[: len(whole)] != whole:
+                prompts[place] = Prompt(before, before_space=True)
+        return prompts
+
+    def encode_prompt(self, prompt: str) -> Prompt:
+        """Return a text as a prompt; raise a UserError if it has no tokens."""
+        (encoded,) = self.encode([prompt])
+        if not encoded.token_ids:
             raise UserError("the prompt is empty; give a text to continue")
-        return token_ids
+        return encoded
 
     def encode_answers(self, prompt: str, answers: Sequence[str]) -> list[Continuation]:
         """Return the prompt with each answer, all scored from the same position.
@@ -124,7 +166,7 @@ class LanguageModel:
         Raises:
             UserError: the answers have no context, two answers have equal tokens, or one has no tokens.
         """
-        encoded = self._encode([prompt, *(prompt + answer for answer in answers)])
+        encoded = self._token_ids([prompt, *(prompt + answer for answer in answers)])
         start = _common_length(encoded)
         if start == 0:
             raise UserError(
@@ -167,7 +209,7 @@ class LanguageModel:
 
     def write(
         self,
-        prompts: Sequence[TokenIds],
+        prompts: Sequence[Prompt],
         max_new_tokens: int,
         stop: Sequence[str] = (),
         progress: Callable[[int], object] | None = None,
@@ -175,7 +217,7 @@ class LanguageModel:
         """Continue each prompt by greedy search.
 
         Args:
-            prompts: the tokens of the prompts.
+            prompts: the prompts (see `encode`).
             max_new_tokens: maximum tokens of each continuation.
             stop: texts that end a continuation, like the model's end token; they are not included.
             progress: is called with the number of continuations of each batch.
@@ -185,12 +227,13 @@ class LanguageModel:
         """
         drafts = [Draft(prompt, max_new_tokens) for prompt in prompts]
         continuations = self.continue_drafts(drafts, stop=stop, progress=progress)
-        return [_before(text, stop) for text in self._decode(continuations)]
+        texts = self.texts_of(list(zip(drafts, continuations, strict=True)))
+        return [before_stop(text, stop) for text in texts]
 
     def continue_drafts(
         self,
         drafts: Sequence[Draft],
-        sampling: Sampling | None = None,
+        options: GenerationOptions = GREEDY,
         stop: Sequence[str] = (),
         progress: Callable[[int], object] | None = None,
     ) -> list[TokenIds]:
@@ -199,7 +242,7 @@ class LanguageModel:
         Args:
             drafts: drafts with equal prompt lengths or equal `max_new_tokens`, because a batch needs
                 positions for its longest prompt plus its largest `max_new_tokens`.
-            sampling: how tokens are drawn, with the seed of each draft; None for greedy search.
+            options: how tokens are chosen; each draft has its own seed of sampling.
             stop: texts that end a continuation, like the model's end token; they may be included.
             progress: is called with the number of continuations of each batch.
 
@@ -208,20 +251,35 @@ class LanguageModel:
         """
         found: dict[Draft, TokenIds] = {}
         times = Counter(drafts)
-        # Left padding would shift positions, and the blocks of sparse attention.
-        shifts = "position_ids" not in self._forward_arguments or _is_sparse(self.model.config)
-        tokens = {draft: len(draft.prompt) + draft.max_new_tokens for draft in times}
-        for batch in batches(tokens, self.max_tokens_per_batch, equal=shifts):
-            with within_memory("texts", len(batch), len(batch[0].prompt)):
-                continuations = self._generate(batch, sampling, stop)
+        tokens = {draft: len(draft.prompt.token_ids) + draft.max_new_tokens for draft in times}
+        for batch in batches(tokens, self.max_tokens_per_batch, equal=self._minds_padding(options)):
+            with within_memory("texts", len(batch), len(batch[0].prompt.token_ids)):
+                continuations = self._generate(batch, options, stop)
             found.update(zip(batch, continuations, strict=True))
             if progress:
                 progress(sum(times[draft] for draft in batch))
         return [found[draft] for draft in drafts]
 
-    def _encode(self, texts: list[str]) -> list[TokenIds]:
-        encoded = self._texts.token_ids(texts, add_special_tokens=False)
-        return [(*self._leading, *token_ids) for token_ids in encoded]
+    def texts_of(self, continued: Sequence[tuple[Draft, TokenIds]]) -> list[str]:
+        """Return the text that the tokens of each continuation add to that of its prompt."""
+        prompts = self._decode([draft.prompt.token_ids for draft, _ in continued])
+        whole = self._decode([draft.followed_by(token_ids).token_ids for draft, token_ids in continued])
+        alone = self._decode([token_ids for _, token_ids in continued])
+        found = []
+        for (draft, _), before, text, own in zip(continued, prompts, whole, alone, strict=True):
+            added = text.removeprefix(before) if text.startswith(before) else own  # `own` may lack a space
+            found.append(added.removeprefix(" ") if draft.prompt.before_space else added)
+        return found
+
+    def _minds_padding(self, options: GenerationOptions) -> bool:
+        """Return whether padding on the left would change the continuation of a shorter prompt."""
+        if "position_ids" not in self._forward_arguments or _is_sparse(self.model.config):
+            return True  # positions, or the blocks of sparse attention, would move
+        of_model = self.model.generation_config
+        penalty, ngram = options.repetition_penalty, options.no_repeat_ngram_size
+        penalty = of_model.repetition_penalty if penalty is None else penalty
+        ngram = of_model.no_repeat_ngram_size if ngram is None else ngram
+        return penalty not in (None, 1) or bool(ngram)  # padding would count as a part of the prompt
 
     @torch.inference_mode()
     def _score(self, batch: list[TokenIds], answers: list[Continuation]) -> list[float]:
@@ -255,14 +313,24 @@ class LanguageModel:
         return logits[:, -last:]
 
     @torch.inference_mode()
-    def _generate(self, batch: list[Draft], sampling: Sampling | None, stop: Sequence[str]) -> list[TokenIds]:
+    def _generate(
+        self, batch: list[Draft], options: GenerationOptions, stop: Sequence[str]
+    ) -> list[TokenIds]:
         # Padding is on the left, so that generated tokens follow prompts.
-        input_ids, attention_mask = self._padded([draft.prompt for draft in batch], "left")
+        input_ids, attention_mask = self._padded([draft.prompt.token_ids for draft in batch], "left")
         length, most = input_ids.shape[1], max(draft.max_new_tokens for draft in batch)
         finite = FiniteScores()
         processors = LogitsProcessorList([finite])
-        if sampling is not None:
-            processors.append(SeededSampling([draft.seed for draft in batch], most, sampling, length))
+        owe_space = torch.tensor([draft.prompt.before_space for draft in batch], device=input_ids.device)
+        if owe_space.any():
+            processors.append(
+                _BeginWithSpace(owe_space, self._begins_with_space.to(owe_space.device), length)
+            )
+        if options.sampling is not None:
+            seeds = [draft.seed for draft in batch]
+            processors.append(SeededSampling(seeds, most, options.sampling, length))
+        names = ("repetition_penalty", "no_repeat_ngram_size")
+        penalties = {name: value for name in names if (value := getattr(options, name)) is not None}
         sequences = self.model.generate(  # [R, T + at most max_new_tokens]
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -275,10 +343,24 @@ class LanguageModel:
             pad_token_id=self.tokenizer.pad_token_id or 0,
             stopping_criteria=StoppingCriteriaList([_StopTexts(self._written, stop, length)] if stop else []),
             logits_processor=processors,
+            **penalties,
         )
         finite.check(self.model)
         continuations = self._until_end(sequences[:, length:])
         return [row[: draft.max_new_tokens] for row, draft in zip(continuations, batch, strict=True)]
+
+    @cached_property
+    def _begins_with_space(self) -> torch.Tensor:
+        """Which tokens begin with a space, or end a text: bool [V]."""
+        tokens = self._texts.tokens(range(self.model.config.vocab_size))
+        marked = [str(token).startswith(("\u0120", "\u2581", " ")) for token in tokens]
+        return torch.tensor(marked).index_fill(0, self._end_ids(torch.device("cpu")), True)
+
+    def _token_ids(self, texts: Sequence[str], rendered: bool = False) -> list[TokenIds]:
+        if rendered:
+            return [tuple(token_ids) for token_ids in template_token_ids(self._texts, texts)]
+        encoded = self._texts.token_ids(texts, add_special_tokens=False)
+        return [(*self.leading, *token_ids) for token_ids in encoded]
 
     def _written(self, sequences: torch.Tensor) -> list[str]:
         """Return the texts of tokens [R, N], up to the first end token of each."""
@@ -289,10 +371,33 @@ class LanguageModel:
 
     def _until_end(self, sequences: torch.Tensor) -> list[TokenIds]:
         """Return the rows of tokens [R, N] up to the first end token of each."""
-        end_ids = self.model.generation_config.eos_token_id
-        end_ids = torch.tensor([] if end_ids is None else end_ids, dtype=torch.int64, device=sequences.device)
-        ended = torch.isin(sequences, end_ids).cumsum(dim=1) > 0
+        ended = torch.isin(sequences, self._end_ids(sequences.device)).cumsum(dim=1) > 0
         return [tuple(row[~end].tolist()) for row, end in zip(sequences, ended, strict=True)]
+
+    def _end_ids(self, device: torch.device) -> torch.Tensor:
+        ends = self.model.generation_config.eos_token_id
+        return torch.tensor([] if ends is None else ends, dtype=torch.int64, device=device).reshape(-1)
+
+
+class _BeginWithSpace(LogitsProcessor):
+    """Excludes first tokens that do not begin with a space, where the prompt needs one.
+
+    Args:
+        rows: the rows that need one: bool [R].
+        tokens: the tokens that begin with one: bool [V].
+        prompt_length: number of tokens of the prompts, with padding.
+    """
+
+    def __init__(self, rows: torch.Tensor, tokens: torch.Tensor, prompt_length: int):
+        self.excluded = rows[:, None] & ~tokens  # [R, V]
+        self.prompt_length = prompt_length
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        """Return the scores [R, V], with minus infinity for excluded tokens."""
+        if input_ids.shape[1] > self.prompt_length:
+            return scores
+        excluded: Any = scores.masked_fill(self.excluded.to(scores.device), -math.inf)
+        return excluded
 
 
 class _StopTexts(StoppingCriteria):
@@ -306,11 +411,11 @@ class _StopTexts(StoppingCriteria):
     def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         """Return which rows have ended: bool [R]."""
         written = self.decode(input_ids[:, self.prompt_length :])
-        ended = [_before(text, self.texts) != text for text in written]
+        ended = [before_stop(text, self.texts) != text for text in written]
         return torch.tensor(ended, device=input_ids.device)
 
 
-def _before(text: str, stop: Sequence[str]) -> str:
+def before_stop(text: str, stop: Sequence[str]) -> str:
     """Return the part of a text before the first of the stop texts."""
     return text[: min((text.find(end) for end in stop if end in text), default=len(text))]
 

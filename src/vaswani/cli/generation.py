@@ -1,0 +1,181 @@
+"""`vaswani generate`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vaswani.cli.app import app
+from vaswani.cli.options import (
+    BufferSize,
+    InputName,
+    NoRepeatNgramSize,
+    OutputName,
+    RepetitionPenalty,
+    SamplingSeed,
+    Temperature,
+    TopK,
+    TopP,
+    model_option,
+    number,
+    takes_loading_options,
+    trained_field,
+)
+from vaswani.cli.screen import begin_work, progress_of_texts, warn
+from vaswani.errors import UserError
+
+if TYPE_CHECKING:
+    from vaswani.inference.inputs import Texts
+
+
+@app.command()
+@takes_loading_options
+def generate(
+    model: Annotated[str, model_option("--model", help="Folder or Hub name of a causal language model.")],
+    input_name: InputName = "-",
+    output_name: OutputName = "-",
+    prompt_field: Annotated[str | None, trained_field("prompt_field", "prompt", "prompt")] = None,
+    messages_field: Annotated[
+        str | None,
+        typer.Option(
+            "--messages_field",
+            help="Table field of chats, lists of messages with role and content, instead of prompts. "
+            "Default: as in training.",
+        ),
+    ] = None,
+    output_field: Annotated[
+        str | None,
+        typer.Option("--output_field", help="Field to add to the rows of a table. [continuation]"),
+    ] = None,
+    max_new_tokens: Annotated[
+        int, number("--max_new_tokens", help="Maximum number of tokens of a continuation.", at_least=1)
+    ] = 128,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--stop", metavar="TEXT", help="A continuation ends before this text; may be given several times."
+        ),
+    ] = None,
+    num_samples: Annotated[
+        int | None,
+        number(
+            "--num_samples",
+            help="Number of continuations of each prompt; written with their scores as JSONL.",
+            at_least=1,
+        ),
+    ] = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    seed: SamplingSeed = None,
+    no_repeat_ngram_size: NoRepeatNgramSize = None,
+    repetition_penalty: RepetitionPenalty = None,
+    too_long: Annotated[
+        str,
+        typer.Option(
+            "--too_long",
+            metavar="cut|skip",
+            help="For prompts that leave the model too few positions: cut reads only their end; skip "
+            "shortens the continuation, or writes an empty one if none fits.",
+        ),
+    ] = "skip",
+    max_tokens_per_batch: Annotated[
+        int, number("--max_tokens_per_batch", help="Tokens per batch, of prompts and outputs.", at_least=1)
+    ] = 8192,
+    buffer_size: BufferSize = None,
+    **loading: Any,
+) -> None:
+    """Continue prompts, or answer chats, by a causal language model.
+
+    Each input line gives one output line, its continuation. Each row of a table
+    gives a line of JSON: the row with its continuation.
+    """
+    from vaswani.files.line_files import LineWriter, check_not_input
+
+    options: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "stop": stop or (),
+        "too_long": too_long,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "seed": seed,
+        "no_repeat_ngram_size": no_repeat_ngram_size,
+        "repetition_penalty": repetition_penalty,
+    }
+    if num_samples is not None and output_field is not None:
+        raise UserError(f"--output_field {output_field} has no effect with --num_samples; leave it out")
+    check_not_input(output_name, input_name)
+    fields = {"prompt_field": prompt_field, "messages_field": messages_field}
+    added = output_field or "continuation"
+    with _open_prompts(model, input_name, fields, None if num_samples else added) as texts:
+        from vaswani.inference.batches import BUFFERED_TEXTS
+        from vaswani.inference.generate.files import generate_texts
+        from vaswani.inference.generate.generation import TextGenerator, check_generation
+
+        check_generation(**options).check_samples(num_samples or 1)
+        _check_lines(texts, input_name, output_name, output_field, num_samples)
+        begin_work()
+        with LineWriter(output_name) as writer:
+            generator = TextGenerator.from_pretrained(
+                model, max_tokens_per_batch=max_tokens_per_batch, **options, **loading
+            )
+            with progress_of_texts(texts, output_name) as bar:
+                report = generate_texts(
+                    generator,
+                    texts,
+                    writer.write,
+                    num_samples=num_samples,
+                    output_field=added,
+                    buffer_size=buffer_size or (1 if texts.typed else BUFFERED_TEXTS),
+                    warn=warn,
+                    progress=bar.update,
+                )
+    warn(f"continued {report}")
+
+
+def _open_prompts(model: str, name: str, fields: dict[str, str | None], added: str | None) -> Any:
+    """Open prompts or chats; a field that is not given is that of the training.
+
+    Args:
+        model: name of the model.
+        name: name of the input.
+        fields: the options "prompt_field" and "messages_field".
+        added: field that the output adds to a row; None for those of several continuations.
+    """
+    from vaswani.files.run_settings import read_settings
+    from vaswani.inference.inputs import open_texts
+
+    prompt, messages = fields["prompt_field"], fields["messages_field"]
+    if prompt is not None and messages is not None:
+        raise UserError(
+            f"--prompt_field {prompt} and --messages_field {messages} exclude each other; give one"
+        )
+    trained = read_settings(Path(model))
+    if prompt is None and messages is None:
+        messages = trained.get("messages_field")
+    option, field = ("prompt_field", prompt) if messages is None else ("messages_field", messages)
+    return open_texts(
+        name,
+        fields[option],
+        option=option,
+        default=field or trained.get("prompt_field") or "prompt",
+        added=["continuations", "problem", "prompt_cut_off"] if added is None else [added],
+        remedy="rename it" if added is None else "choose another with --output_field",
+        chats=messages is not None,
+    )
+
+
+def _check_lines(
+    texts: "Texts", name: str, output_name: str, output_field: str | None, num_samples: int | None
+) -> None:
+    """Raise `UserError` for an option of tables, or the name of a table, if the prompts are lines."""
+    from vaswani.files.line_files import check_not_json
+    from vaswani.inference.inputs import for_tables
+
+    if texts.row is not None:
+        return
+    if output_field is not None:
+        raise for_tables("--output_field", name)
+    if num_samples is None:
+        check_not_json(output_name, "add --num_samples for lines of JSON")

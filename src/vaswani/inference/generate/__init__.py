@@ -1,0 +1,1 @@
+"""Continuing texts and answering chats."""
