@@ -1,18 +1,25 @@
-"""Which of the objectives makes a student better: the same student, taught in different ways.
+r"""Which of the objectives makes a student better: the same student, taught in different ways.
 
-Trains the student of the configuration distill_multi30k_small once for each way, from the same random weights
-and for as many updates, and compares all on the test split: BLEU, and gains over the student that saw the
-labels alone, with 95 % intervals from the same resamples of the rows. There is no peer.
+Trains the student of the configuration distill_multi30k_small once for each way and seed, from the same
+random weights and for as many updates, and compares all on the test split: BLEU, and gains over the student
+that saw the labels alone, with 95 % half intervals. Those come from the same resamples of the rows for both
+students, and from the seeds. There is no peer.
 
-    python benchmarks/distillation_objectives.py --data path/to/multi30k --teacher runs/multi30k_teacher
+    python benchmarks/distillation_objectives.py --data path/to/multi30k --teacher runs/multi30k_teacher \
+        --seeds 1 2
 
-A student that is there is not trained again. `--only NAME ...` trains some of them, so that several processes
-can share the work; the table is printed by a call that finds all.
+Fields of the configuration can follow, such as --bf16. A student that is there is not trained again.
+`--only NAME ...` trains some of them, so that several processes can share the work; the table is printed by a
+call that finds all.
 """
 
 import argparse
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import hypot, sqrt
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 from transformers.utils import SAFE_WEIGHTS_NAME
@@ -41,25 +48,44 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@dataclass(frozen=True)
+class Gain:
+    """What a way brings over labels alone.
+
+    Args:
+        bleu: BLEU of each seed.
+        chrf: chrF2 of each seed.
+        gains: BLEU over that of labels alone with the same seed.
+        row_error: standard error over the rows, of the mean gain.
+    """
+
+    bleu: list[float]
+    chrf: list[float]
+    gains: list[float]
+    row_error: float
+
+    @property
+    def half_interval(self) -> float:
+        """Half of the 95 % interval of the mean gain, over rows and seeds."""
+        count = len(self.gains)
+        over_seeds = stdev(self.gains) / sqrt(count) if count > 1 else 0.0
+        return side_by_side.HALF_INTERVAL * hypot(self.row_error, over_seeds)
+
+
 def main() -> None:
     """Train what is missing of what is asked for, and compare once all are there."""
-    args = parse_arguments()
+    args, more = parse_arguments()
     side_by_side.quiet()
-    for name in args.only or WAYS:
-        if not is_done(args.output / name):
-            train(name, args)
-    if all(is_done(args.output / name) for name in WAYS):
-        labels_alone = args.output / ALL_CACHED / BASELINE
-        folders = [args.teacher, *(args.output / name for name in WAYS), labels_alone]
-        teacher, *taught, baseline = load_candidates([str(folder) for folder in folders])
-        rows = load_corpus(CorpusSpec(args.data, source_field="en", target_field="de"), ["test"]).split(
-            "test"
-        )
-        report(compare(teacher, taught, rows, data="test", baseline=baseline), args)
+    for seed in args.seeds:
+        for name in args.only or WAYS:
+            if not is_done(args.output / f"{seed}" / name):
+                train(name, seed, args, more)
+    if all(is_done(args.output / f"{seed}" / name) for seed in args.seeds for name in WAYS):
+        report([compare_ways(args, seed) for seed in args.seeds], args)
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Flags of the command line."""
+def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
+    """Flags of the command line, and those of the configuration."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="show that it runs, with two updates each")
     parser.add_argument("--json", action="store_true", help="end with a JSON object on the last line")
@@ -67,8 +93,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--teacher", type=Path, required=True, help="folder of the teacher")
     parser.add_argument("--output", type=Path, default=Path("runs/distillation_objectives"))
     parser.add_argument("--max_steps", type=int, default=1200)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="seeds of the trainings")
     parser.add_argument("--only", nargs="+", choices=list(WAYS), help="train these, unless they are there")
-    return parser.parse_args()
+    return parser.parse_known_args()
 
 
 def is_done(folder: Path) -> bool:
@@ -77,9 +104,9 @@ def is_done(folder: Path) -> bool:
     return all((each / SAFE_WEIGHTS_NAME).is_file() for each in needed)
 
 
-def train(name: str, args: argparse.Namespace) -> None:
+def train(name: str, seed: int, args: argparse.Namespace, more: list[str]) -> None:
     """One student in a folder of its name, from where it stopped if it was begun."""
-    folder = args.output / name
+    folder = args.output / f"{seed}" / name
     is_of_references = WAYS[name]["targets"] == "references"
     fields = {
         "output_dir": folder,
@@ -88,12 +115,12 @@ def train(name: str, args: argparse.Namespace) -> None:
         # Distributions belong to the targets that they are of; translations serve all.
         "teacher_cache": args.output / ("of_references" if is_of_references else "of_translations"),
         "max_steps": 2 if args.quick else args.max_steps,
+        "seed": seed,
         "eval_strategy": "no",
         "resume_from_checkpoint": str((folder / "training_config.yaml").is_file()).lower(),
     }
-    config = load_config(
-        CONFIG, [f"--{field}={value}" for field, value in fields.items()], DistillationConfig
-    )
+    flags = [f"--{field}={value}" for field, value in fields.items()]
+    config = load_config(CONFIG, [*flags, *more], DistillationConfig)
     for field, value in WAYS[name].items():
         setattr(config.distillation, field, value)
     if not (folder / SAFE_WEIGHTS_NAME).is_file():
@@ -102,25 +129,54 @@ def train(name: str, args: argparse.Namespace) -> None:
         train_unless_done(BaselineRun(config))
 
 
-def report(comparison: Comparison, args: argparse.Namespace) -> None:
-    """A row for each model."""
-    updates = 2 if args.quick else args.max_steps
-    print(f"{comparison.rows:,} rows, 4 beams; {updates:,} updates each; {versions(comparison)}\n")
-    table = []
-    for model in comparison.models:
-        bleu, chrf, gain = model.scores["bleu"], model.scores["chrf"], model.gain
-        name = (
-            model.name
-            if model.role == "student"
-            else {"baseline": "labels alone"}.get(model.role, model.role)
+def compare_ways(args: argparse.Namespace, seed: int) -> Comparison:
+    """The teacher, the students of a seed and the student of labels alone, on the test split."""
+    place = args.output / f"{seed}"
+    folders = [args.teacher, *(place / name for name in WAYS), place / ALL_CACHED / BASELINE]
+    teacher, *taught, baseline = load_candidates([str(folder) for folder in folders])
+    rows = load_corpus(CorpusSpec(args.data, source_field="en", target_field="de"), ["test"]).split("test")
+    return compare(teacher, taught, rows, data="test", baseline=baseline)
+
+
+def gains_of(comparisons: Sequence[Comparison]) -> dict[str, Gain]:
+    """Of each way the scores and gains of all seeds."""
+    found = {}
+    for place, name in enumerate(WAYS):
+        students = [comparison.students[place] for comparison in comparisons]
+        gains = [student.gain for student in students if student.gain is not None]
+        errors = [(gain.high - gain.low) / (2 * side_by_side.HALF_INTERVAL) for gain in gains]
+        found[name] = Gain(
+            [student.scores["bleu"].value for student in students],
+            [student.scores["chrf"].value for student in students],
+            [gain.value for gain in gains],
+            mean(errors),  # all seeds are scored on the same rows
         )
-        interval = f"{bleu.value:.2f} [{bleu.low:.2f}, {bleu.high:.2f}]"
-        shown = f"{gain.value:+.2f} [{gain.low:+.2f}, {gain.high:+.2f}]" if gain else "–"
-        table.append((name, model.role, interval, f"{chrf.value:.2f}", shown))
-    side_by_side.print_table(("taught by", "role", "BLEU", "chrF2", "gain over labels alone, BLEU"), table)
+    return found
+
+
+def report(comparisons: Sequence[Comparison], args: argparse.Namespace) -> None:
+    """A row for each model."""
+    first, updates = comparisons[0], 2 if args.quick else args.max_steps
+    print(f"{first.rows:,} rows, 4 beams; {updates:,} updates each; {versions(first)}\n")
+    found, table = gains_of(comparisons), []
+    for role in ("teacher", "baseline"):
+        models = [next(each for each in one.models if each.role == role) for one in comparisons]
+        models = models[:1] if role == "teacher" else models
+        scores = [[model.scores[metric].value for model in models] for metric in ("bleu", "chrf")]
+        name = "labels alone" if role == "baseline" else role
+        table.append((name, listed(scores[0]), f"{mean(scores[0]):.2f}", f"{mean(scores[1]):.2f}", "–"))
+    for name, gain in found.items():
+        shown = f"{mean(gain.gains):+.2f} ± {gain.half_interval:.2f}"
+        table.append((name, listed(gain.bleu), f"{mean(gain.bleu):.2f}", f"{mean(gain.chrf):.2f}", shown))
+    columns = ("taught by", "BLEU of each seed", "BLEU", "chrF2", "gain over labels alone, BLEU")
+    side_by_side.print_table(columns, table)
     if args.json:
-        gains = {model.name: model.gain.value for model in comparison.students if model.gain}
-        print(json.dumps({"gain": gains}))
+        print(json.dumps({"gain": {name: mean(gain.gains) for name, gain in found.items()}}))
+
+
+def listed(values: Sequence[float]) -> str:
+    """Numbers with two decimals."""
+    return ", ".join(f"{value:.2f}" for value in values)
 
 
 def versions(comparison: Comparison) -> str:

@@ -333,13 +333,14 @@ def test_distillation_objectives(run: Run, tmp_path: Path):
     teacher = {**TINY_RUN, **fields, "output_dir": str(tmp_path / "teacher")}
     train(load_config(None, as_flags(teacher)))
     places = ("--teacher", tmp_path / "teacher", "--output", tmp_path / "out")
-    rows, result = run("distillation_objectives.py", "--data", tmp_path, *places)
+    rows, result = run("distillation_objectives.py", "--data", tmp_path, *places, "--seeds", "1", "2")
     ways = ["translations", "labels, translations", "labels, soft targets"]
     ways += ["labels, translations, soft targets", "these and cosine", "these and relations"]
-    assert [row[0] for row in rows] == ["teacher", *ways, "labels alone"]
+    assert [row[0] for row in rows] == ["teacher", "labels alone", *ways]
+    assert [len(row[1].split(", ")) for row in rows] == [1, *[2] * (len(ways) + 1)]
     assert list(result["gain"]) == ways
-    students = {(tmp_path / "out" / way / "model.safetensors").read_bytes() for way in ways}
-    assert len(students) == len(ways)
+    places = [tmp_path / "out" / seed / way for seed in ("1", "2") for way in ways]
+    assert len({(place / "model.safetensors").read_bytes() for place in places}) == len(places)
 
 
 @pytest.fixture
