@@ -132,7 +132,7 @@ UNUSED = [
     (RunConfig, ["--tokenizer=gpt2"], "--tokenizer_rows=9"),
     (RunConfig, ["--tokenizer=gpt2"], "--source_tags=<de>"),
     *((DistillationConfig, DISTILL, flag)
-      for flag in ("--vocab_size=900", "--tokenizer_kind=char")),
+      for flag in ("--vocab_size=900", "--tokenizer_kind=char", "--shared_vocab=false")),
     (RunConfig, ["--max_steps=9"], "--num_train_epochs=2"),
     (RunConfig, [*TRAIN, "--lr_scheduler_type=constant"], "--warmup_steps=9"),
     (RunConfig, ["--no_evaluate_test"], "--max_test_rows=9"),

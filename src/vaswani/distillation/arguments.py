@@ -176,7 +176,7 @@ class DistillationArguments(DistillationObjectives):
         if self.targets == "references" and (self.teacher_top_k is None or not self.uses_distributions):
             found["teacher_cache"] = "targets=references without teacher_top_k, which keep nothing"
         if self.vocabulary == "teacher":
-            found |= dict.fromkeys((*OF_VOCABULARY, "tokenizer_kind"), "vocabulary=teacher")
+            found |= dict.fromkeys((*OF_VOCABULARY, "shared_vocab", "tokenizer_kind"), "vocabulary=teacher")
         return found
 
     def _check_own_vocabulary(self) -> None:

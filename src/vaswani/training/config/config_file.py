@@ -76,7 +76,7 @@ def load_config(
     values, given = fields.of_yaml(in_file, path), fields.of_flags(flags)
     config = _filled(config_class, _not_replaced(values, given) | given)
     for name, reason in config.unused().items():
-        if given.get(name):  # 0, false and none request nothing
+        if name in given and fields.requests(name, given[name]):
             raise UserError(f"{name}={plain(given[name])} has no effect with {reason}; leave it out")
     return config
 
@@ -112,9 +112,13 @@ class _Fields:
 
     def __init__(self, config_class: type[BaseConfig]):
         self._hints: dict[str, Any] = {}
+        self._true_by_default: set[str] = set()  # the fields that are true unless given
         for section in sections(config_class).values():
             hints = typing.get_type_hints(section)
             self._hints |= {name: hints[name] for name in _settable(section)}
+            self._true_by_default |= {
+                field.name for field in dataclasses.fields(section) if field.default is True
+            }
         self._without_effect = config_class.without_effect
         self._command = config_class.command
 
@@ -129,6 +133,10 @@ class _Fields:
         if lost := [name for name in values if name in unknown]:
             logger.warning(f"left out, as the flags choose another objective than {path}: {', '.join(lost)}")
         return {name: value for name, value in values.items() if name not in unknown | flags.keys()}
+
+    def requests(self, name: str, value: Any) -> bool:
+        """Return whether a value asks for something: 0, false and none do not, where they are the default."""
+        return bool(value) or (value is False and name in self._true_by_default)
 
     def of_yaml(self, values: Mapping[Any, Any], path: Path) -> dict[str, Any]:
         """Convert the values of a configuration file to the types of their fields."""
