@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 from transformers import (
     AutoModelForMultipleChoice,
     AutoTokenizer,
     BertConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    PreTrainedTokenizerBase,
 )
 
+from tiny_causal import gpt2_like
 from tiny_runs import TINY_RUN, as_flags
 from toy_labels import (
     POSITIONS,
@@ -332,6 +335,71 @@ def test_a_decoder_of_the_library_has_the_scores_of_ours(pretrained: Path, tmp_p
         assert theirs["metrics"][name]["value"] == pytest.approx(score["value"], rel=1e-4)
 
 
+def save_gpt2(folder: Path, tokenizer: PreTrainedTokenizerBase) -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 24, "initializer_range": 0.5}
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=320, **shape, eos_token_id=2)).eval()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("stride", [1, 8, 23])
+def test_a_stride_gives_each_token_a_long_context(
+    pretrained: Path, tmp_path: Path, capfd, stride: int
+) -> None:
+    """The loop of the library's documentation, over each document."""
+    tokenizer = AutoTokenizer.from_pretrained(pretrained / "causal")
+    model = save_gpt2(tmp_path / "gpt2", tokenizer)
+    nats, count = 0.0, 0
+    for text in (pretrained / "test.txt").read_text().splitlines():
+        ids = torch.tensor([tokenizer(text)["input_ids"] + [tokenizer.eos_token_id]])
+        before = 0
+        for begin in range(0, ids.shape[1], stride):
+            end = min(begin + 24, ids.shape[1])
+            labels = ids[:, begin:end].clone()
+            labels[:, : -(end - before)] = -100
+            labels[:, 0] = -100
+            with torch.no_grad():
+                logits = model(ids[:, begin:end]).logits[0, :-1]
+            nats += cross_entropy(logits, labels[0, 1:], reduction="sum").item()  # -100 is ignored
+            count += int((labels[0, 1:] != -100).sum())
+            before = end
+            if end == ids.shape[1]:
+                break
+    command = ["--model", tmp_path / "gpt2", "--data", pretrained / "test.txt", "--device", "cpu"]
+    record = record_of(capfd, *command, "--stride", stride)
+    assert record["metrics"]["loss"]["value"] == pytest.approx(nats / count, rel=1e-5)
+    assert record["stride"] == stride
+    plain = record_of(capfd, *command)
+    assert "stride" not in plain
+    same = plain["metrics"]["loss"]["value"] == pytest.approx(nats / count, rel=1e-5)
+    assert same == (stride == 23)
+
+
+def test_a_stride_counts_every_document_of_a_packed_training_alone(pretrained: Path, capfd) -> None:
+    command = ["--data", pretrained / "test.jsonl", "--device", "cpu", "--stride", "23", "--model"]
+    packed, parts = (record_of(capfd, *command, pretrained / name) for name in ("causal", "parts"))
+    assert packed["rows"] == parts["rows"]
+    status, _, errors = evaluate(capfd, *command[:-3], "--stride", "24", "--model", pretrained / "causal")
+    assert status == 2
+    assert "stride=24 must be less than max_length=24, or tokens would be left out" in errors
+
+
+def test_a_tokenizer_without_tokens_to_pad_or_begin_texts_will_do(
+    pretrained: Path, tmp_path: Path, capfd
+) -> None:
+    tokenizer = gpt2_like()
+    tokenizer.eos_token = "</s>"
+    save_gpt2(tmp_path / "bare", tokenizer)
+    tokenizer.bos_token = tokenizer.pad_token = "</s>"
+    save_gpt2(tmp_path / "given", tokenizer)
+    data = ["--data", pretrained / "test.txt", "--device", "cpu", "--model"]
+    bare, given = (record_of(capfd, *data, tmp_path / name)["metrics"] for name in ("bare", "given"))
+    assert bare == given
+    assert "bits_per_byte" in bare
+
+
 # What a model is.
 
 
@@ -489,6 +557,8 @@ def test_what_cannot_be_evaluated_is_named(tmp_path: Path, capfd) -> None:
         ("labels", ["--num_beams", "2"], "--num_beams is for an encoder-decoder, and the model is"),
         ("labels", ["--source_field", "x"], "--source_field is for an encoder-decoder, and"),
         ("labels", ["--task", "summarization"], "--task is for an encoder-decoder"),
+        ("labels", ["--stride", "3"], "--stride is for a causal language model, and the model is"),
+        ("masked", ["--stride", "3"], "--stride is for a causal language model, and the model is"),
         ("labels", ["--documents", "line"], "--documents is for a masked language model or a causal"),
         ("masked", ["--output", "x"], "--output is for an encoder-decoder or a classifier or tagger"),
         ("masked", ["--label_field", "x"], "--label_field is for a classifier or tagger, and"),

@@ -19,6 +19,7 @@ from vaswani.data.text.sequences import (
     PackedBlocks,
     SegmentPairs,
     SentenceSequences,
+    SlidingParts,
     make_sequences,
     read_documents,
 )
@@ -33,7 +34,7 @@ BEGIN, END = 1, 2
 
 def made(recipe, texts: list[str] = TEXTS, tokenizer=None) -> list[dict]:
     if tokenizer is None:
-        tokenizer = CAUSAL if isinstance(recipe, PackedBlocks | DocumentParts) else MASKED
+        tokenizer = CAUSAL if isinstance(recipe, PackedBlocks | DocumentParts | SlidingParts) else MASKED
     return list(make_sequences(Dataset.from_dict({"text": texts}), tokenizer, recipe))
 
 
@@ -102,6 +103,25 @@ def test_packed_blocks_hold_every_token_once_as_a_label(length):
     assert all(row["length"] == len(row["input_ids"]) == length for row in rows[:-1])
     for before, after in itertools.pairwise(rows):
         assert before["input_ids"][-1] == after["input_ids"][0]
+
+
+@pytest.mark.parametrize(("length", "stride"), [(16, 15), (16, 5), (16, 1), (5, 4), (4000, 100)])
+def test_overlapping_parts_hold_every_token_once_as_a_label_with_a_long_context(length, stride):
+    rows = iter(made(SlidingParts(length, stride)))
+    for text in TEXTS:
+        whole, labels = [BEGIN, *ids_of(text, CAUSAL), END], []
+        while len(labels) < len(whole) - 1:
+            row, start = next(rows), len(labels) + 1
+            begin = start - row["context"]  # where the block begins
+            assert row["input_ids"] == whole[begin : begin + length]
+            assert row["context"] >= (1 if begin == 0 else length - stride)
+            labels += row["input_ids"][row["context"] :]
+        assert labels == whole[1:]
+    assert next(rows, None) is None
+    if stride == length - 1:
+        assert [row["input_ids"] for row in made(SlidingParts(length, stride))] == [
+            row["input_ids"] for row in made(DocumentParts(length))
+        ]
 
 
 def test_parts_hold_one_document_each():
@@ -224,10 +244,12 @@ def test_pairs_are_drawn_from_the_seed():
     assert first != other
 
 
-@pytest.mark.parametrize("recipe", [PackedBlocks(8), DocumentParts(8), SentenceSequences(8), SegmentPairs(8)])
+@pytest.mark.parametrize(
+    "recipe", [PackedBlocks(8), DocumentParts(8), SlidingParts(8, 3), SentenceSequences(8), SegmentPairs(8)]
+)
 def test_no_sequence_is_made_of_a_document_without_tokens(recipe):
     """Special tokens alone teach nothing."""
-    purpose = "causal" if isinstance(recipe, PackedBlocks | DocumentParts) else "masked"
+    purpose = "causal" if isinstance(recipe, PackedBlocks | DocumentParts | SlidingParts) else "masked"
     tokenizer = train_tokenizer(TEXTS, 320, purpose=purpose)
     tokenizer.backend_tokenizer.normalizer = normalizers.Replace("~", "")
     rows = made(recipe, ["~", TEXTS[0], "~~", TEXTS[1]], tokenizer)

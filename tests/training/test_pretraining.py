@@ -10,6 +10,7 @@ from run_records import assert_same_weights, logged
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -24,7 +25,7 @@ from transformers import (
 )
 
 from tiny_runs import as_flags, resolved
-from toy_texts import write_texts
+from toy_texts import toy_documents, write_texts
 from vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig
 from vaswani.cli import run as command_line
 from vaswani.data.tokenization import train_tokenizer
@@ -445,16 +446,20 @@ def test_a_decoder_with_one_token_for_begin_and_end_is_not_packed(tiny, models, 
     run(going_on(tiny, "causal", tmp_path / "model", pack=False))
 
 
-def test_a_decoder_whose_tokenizer_is_not_of_bytes_is_refused(tiny, models, tmp_path):
-    shutil.copytree(models["causal"], tmp_path / "model")
-    vocabulary = {token: number for number, token in enumerate(["<s>", "</s>", "<pad>", "<unk>", "dog"])}
+def test_a_decoder_whose_tokenizer_is_not_of_bytes_is_measured_without_them(tiny, tmp_path, caplog):
+    words = sorted({word for text in toy_documents(60) for word in text.split()})
+    names = ["<s>", "</s>", "<pad>", "<unk>", *words[:200]]
+    vocabulary = {token: number for number, token in enumerate(names)}
     special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel(vocabulary, unk_token="<unk>")), **special
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(tmp_path / "words")
+    scores = run({**tiny, **OBJECTIVES["causal"], "tokenizer": tmp_path / "words"})
+    assert scores.keys() >= {"test_perplexity", "test_accuracy"}
+    assert not any("bits_per_byte" in name for name in scores)
+    assert (
+        "is not one of bytes: perplexities are per token, and bits per byte are not measured" in caplog.text
     )
-    tokenizer.save_pretrained(tmp_path / "model")
-    with pytest.raises(UserError, match="is not one of bytes, in which a causal language model is measured"):
-        run(going_on(tiny, "causal", tmp_path / "model"))
 
 
 # -------------------------------------------------------------------------------------------------- refusals

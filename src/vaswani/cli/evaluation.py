@@ -297,8 +297,9 @@ def _evaluate_texts(asked: Asked) -> dict[str, Any]:
         if asked.kind == "completions":
             return evaluate_completions(folder, split, **more)
         objective = read_settings(folder)["objective"] if asked.kind == "denoising" else asked.kind
-        return evaluate_language_model(folder, objective, split, **more)
+        found = evaluate_language_model(folder, objective, split, stride=options["stride"], **more)
+        return found if options["stride"] is None else {**found, "stride": options["stride"]}
     except UserError as error:
-        if asked.max_length is None or "max_length" not in str(error):
+        if "max_length" not in str(error):
             raise
         raise UserError(f"{error} (max_length is --max_source_length here)") from error

@@ -52,6 +52,7 @@ TAKES = {
         for name in chain.from_iterable(FIELDS.values())
     },
     "null_score_diff_threshold": ("questions",),
+    "stride": ("causal",),
     **dict.fromkeys(("output_name", "dtype", "allow_mismatch"), ("seq2seq", "labels", "questions")),
 }
 FLAGS = {"output_name": "output", "banned_phrases": "ban", "required_phrases": "require"}
@@ -157,6 +158,15 @@ def declare(
             help="For language models: what a document is in text files. Default: as in training, or line.",
         ),
     ] = None,
+    stride: Annotated[
+        int | None,
+        number(
+            "--stride",
+            help="For causal models: score each document in overlapping sequences that begin this many "
+            "tokens apart, each token once, with a long context. Default: without overlap.",
+            at_least=1,
+        ),
+    ] = None,
     max_rows: Annotated[
         int | None,
         number("--max_rows", help="Number of rows to evaluate on, evenly spread. Default: all.", at_least=1),
@@ -228,7 +238,7 @@ def _completes(folder: Path, options: dict[str, Any]) -> bool:
 
     if any(options[name] is not None for name in FIELDS["completions"]):
         return True
-    as_text = any(options[name] is not None for name in FIELDS["causal"])
+    as_text = any(options[name] is not None for name in (*FIELDS["causal"], "stride"))
     return not as_text and read_settings(folder).get("task") == "completion"
 
 

@@ -93,6 +93,13 @@ def prepare_for_completion(tokenizer: PreTrainedTokenizerBase, name: str) -> Pre
     return prepare_for_tagging(tokenizer, name)
 
 
+def prepare_for_scoring(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase:
+    """Return a tokenizer that frames texts: it begins and pads with its end token where it has no other."""
+    if tokenizer.bos_token is None and tokenizer.eos_token is not None:
+        tokenizer.bos_token = tokenizer.eos_token
+    return prepare_for_tagging(tokenizer, name)
+
+
 def _ending_texts(tokenizer: PreTrainedTokenizerBase, name: str, pads: bool) -> PreTrainedTokenizerBase:
     """Return a tokenizer that ends texts; it gets a padding token unless it `pads` already."""
     tokenizer.padding_side = "right"

@@ -56,9 +56,13 @@ class DocumentCollator:
     pad_token_id: int
 
     def __call__(self, examples: Sequence[Example]) -> dict[str, torch.Tensor]:
-        """Return int64 `input_ids`, `attention_mask` and `labels` [B, S] from rows with `input_ids`."""
+        """Return int64 `input_ids`, `attention_mask` and `labels` [B, S] from rows with `input_ids`.
+
+        The first `context` tokens of a row, or else its first, are no labels, as in packed rows.
+        """
         input_ids, mask = pad([row["input_ids"] for row in examples], self.pad_token_id)
-        labels = np.where(mask == 1, input_ids, IGNORED_LABEL)
-        labels[:, 0] = IGNORED_LABEL  # as in packed rows
+        context = np.array([row.get("context", 1) for row in examples])
+        is_label = (mask == 1) & (np.arange(input_ids.shape[1]) >= context[:, None])
+        labels = np.where(is_label, input_ids, IGNORED_LABEL)
         arrays = {"input_ids": input_ids, "attention_mask": mask, "labels": labels}
         return {name: torch.from_numpy(array) for name, array in arrays.items()}

@@ -1,9 +1,10 @@
 """Build the training sequences of a language model from documents.
 
 A document is a text of a corpus. For causal models the sequences are blocks of packed documents
-(`PackedBlocks`) or parts of one document (`DocumentParts`). For masked models they are full sentences of one
-document (`SentenceSequences`), or two segments, where the second follows the first or comes from another
-document (`SegmentPairs`). For encoder-decoders see `span_denoising.py` and `gap_sentences.py`.
+(`PackedBlocks`) or parts of one document (`DocumentParts`; overlapping, `SlidingParts`). For masked models
+they are full sentences of one document (`SentenceSequences`), or two segments, where the second follows the
+first or comes from another document (`SegmentPairs`). For encoder-decoders see `span_denoising.py` and
+`gap_sentences.py`.
 
 A sentence ends at the end of a line, at a punctuation mark before white space, or after 。, ！ or ？ and any
 quotation marks that follow it. A sentence that is longer than a sequence is split between words.
@@ -191,6 +192,35 @@ class DocumentParts(SequenceBuilder):
         frame = boundary_token_ids(tokenizer)
         for document in documents:
             yield from self._blocks(_framed(document.ids, *frame))
+
+
+@dataclass(frozen=True)
+class SlidingParts(SequenceBuilder):
+    """Overlapping blocks of one document each, so that tokens have long contexts; for evaluation.
+
+    No token is a label in two blocks: the first `context` tokens of each block are only read.
+
+    Args:
+        stride: tokens from the start of a block to the start of the next, less than `max_length`. Except in
+            the first block of a document, a label has at least `max_length - stride` tokens before it.
+    """
+
+    stride: int
+
+    features: ClassVar[Features] = Features(TOKENS | {"context": Value("int32")})
+
+    def sequences(
+        self, documents: list[Document], numbers: list[int], tokenizer: PreTrainedTokenizerBase
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the blocks of each document."""
+        frame = boundary_token_ids(tokenizer)
+        for document in documents:
+            tokens, read = _framed(document.ids, *frame), 1  # nothing predicts the first token
+            for start in range(0, len(tokens), self.stride):
+                yield {"input_ids": tokens[start : start + self.max_length], "context": read - start}
+                read = start + self.max_length
+                if read >= len(tokens):
+                    break
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,7 +13,9 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, PrinterCallback
 
 from vaswani.data.evenly_spread import at_most
-from vaswani.data.given_tokenizers import prepare_for_completion
+from vaswani.data.given_tokenizers import prepare_for_completion, prepare_for_scoring
+from vaswani.data.text.sequences import SequenceBuilder, SlidingParts
+from vaswani.errors import UserError
 from vaswani.files.run_settings import read_settings
 from vaswani.model.configuration_vaswani import VaswaniDecoderConfig
 from vaswani.training.config.completion_arguments import CompletionConfig
@@ -40,7 +43,32 @@ Config = TypeVar("Config", bound=BaseConfig)
 
 
 class _CausalEvaluation(CausalLMRun):
-    """A run that only evaluates, for any causal model."""
+    """A run that only evaluates, for any causal model.
+
+    Attributes:
+        stride: the stride of overlapping sequences (see `SlidingParts`); None for sequences as in training.
+    """
+
+    stride: int | None = None
+
+    @cached_property
+    def pretrained(self) -> Pretrained:
+        """The model that is evaluated."""
+        return open_pretrained(str(self.config.model.model), self.auto_class, prepare_for_scoring)
+
+    @property
+    def sequence_builder(self) -> SequenceBuilder:
+        if self.stride is None:
+            return super().sequence_builder
+        return SlidingParts(self.config.data.max_length, self.stride)
+
+    def check(self) -> None:
+        super().check()
+        longest = self.config.data.max_length
+        if self.stride is not None and self.stride >= longest:
+            raise UserError(
+                f"stride={self.stride} must be less than max_length={longest}, or tokens would be left out"
+            )
 
     def _check_pretrained(self, pretrained: Pretrained) -> None:
         if isinstance(pretrained.config, VaswaniDecoderConfig):
@@ -56,6 +84,7 @@ def evaluate_language_model(
     split: str,
     *,
     max_rows: int | None = None,
+    stride: int | None = None,
     settings: Mapping[str, Any],
     tell: Callable[[str], object] = lambda message: None,
 ) -> dict[str, Any]:
@@ -70,18 +99,20 @@ def evaluate_language_model(
         objective: objective of a pre-training, one of `SETTINGS_OF_OBJECTIVE`.
         split: split of the corpus.
         max_rows: number of sequences to evaluate on, evenly spread; None means all.
+        stride: of a causal model: sequences overlap, each document by itself, and begin this many tokens
+            apart; each token is scored once. None: sequences as in training.
         tell: called with the counts of the rows that were read.
         settings: fields of a `PretrainingConfig`, such as the corpus; None means not given.
 
     Returns:
         The content of `evaluation.json`, with `perplexity`, `accuracy` and, of a causal model,
-        `bits_per_byte`.
+        `bits_per_byte` if its tokenizer is one of bytes.
 
     Raises:
         UserError: the model or its tokenizer cannot be evaluated, or the corpus cannot be read.
     """
     with tempfile.TemporaryDirectory() as output:
-        run = _run(folder, objective, {"output_dir": output, **settings})
+        run = _run(folder, objective, {"output_dir": output, **settings}, stride)
         trainer, rows = _evaluated(run, split, max_rows, tell)
         return report_scores(trainer, split, rows)
 
@@ -142,7 +173,7 @@ def _settings(
     return values | {"model": folder, field: expected, "eval_strategy": "no", "disable_tqdm": True}
 
 
-def _run(folder: Path, objective: str, given: dict[str, Any]) -> PretrainingRun:
+def _run(folder: Path, objective: str, given: dict[str, Any], stride: int | None) -> PretrainingRun:
     names = (*SETTINGS_OF_TRAINING, *SETTINGS_OF_OBJECTIVE[objective])
     values = _settings(folder, "objective", objective, names, given)
     run_class = _CausalEvaluation if objective == "causal" else RUNS[objective]
@@ -153,8 +184,11 @@ def _run(folder: Path, objective: str, given: dict[str, Any]) -> PretrainingRun:
         most = values.get("max_tokens_per_batch", USUAL_LENGTH)
         config.data = replace(config.data, max_length=min(pretrained.longest or USUAL_LENGTH, most))
     attention = getattr(pretrained.config, "decoder_attention", None)
-    if objective == "causal" and "pack" not in values and (attention is None or "sparse" in attention):
-        config.task = replace(config.task, pack=False)
+    if isinstance(run, _CausalEvaluation):
+        run.stride = stride
+        packs = attention is not None and "sparse" not in attention
+        if stride is not None or ("pack" not in values and not packs):
+            config.task = replace(config.task, pack=False)
     return run
 
 

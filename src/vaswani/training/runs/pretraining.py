@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from inspect import signature
 from pathlib import Path
@@ -36,6 +37,8 @@ from vaswani.training.runs.base import Tokenizers
 from vaswani.training.runs.denoising import GapSentencesRun, SpanDenoisingRun
 from vaswani.training.runs.language_modelling import PretrainingRun
 from vaswani.training.runs.models import DECODERS, Pretrained, config_from
+
+logger = logging.getLogger(__name__)
 
 
 def pretrain(config: PretrainingConfig) -> dict[str, float]:
@@ -145,17 +148,17 @@ class CausalLMRun(PretrainingRun):
         self._check_packing(pretrained.config)
 
     def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase, name: str | Path) -> None:
-        """Raise `UserError` for a tokenizer that is not byte-level, or cannot separate packed documents."""
-        if not is_byte_level(tokenizer):
-            raise UserError(
-                f"the tokenizer in {name} is not one of bytes, in which a causal language model is measured; "
-                "give one such as GPT-2's or that of vaswani pretrain"
-            )
+        """Raise `UserError` for a tokenizer that cannot separate packed documents."""
         begin, end = boundary_token_ids(tokenizer)
         if self.config.task.pack and begin == end:
             raise UserError(
                 f"the tokenizer in {name} begins and ends documents with the same token, so "
                 "packed ones cannot be told apart; set pack=false"
+            )
+        if not is_byte_level(tokenizer):
+            logger.warning(
+                f"the tokenizer in {name} is not one of bytes: perplexities are per token, and bits per byte "
+                "are not measured"
             )
 
     def _check_packing(self, shape: PreTrainedConfig) -> None:

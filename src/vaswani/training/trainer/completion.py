@@ -6,6 +6,6 @@ from vaswani.training.trainer.pretraining import PretrainingTrainer
 
 
 class CompletionTrainer(PretrainingTrainer):
-    """As `PretrainingTrainer`, with labels only for completions, and any tokenizer: bytes are not counted."""
+    """As `PretrainingTrainer`, with labels only for completions, whose bytes are not counted."""
 
-    measures_bytes: ClassVar[bool] = False
+    labels_are_texts: ClassVar[bool] = False

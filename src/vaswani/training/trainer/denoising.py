@@ -19,7 +19,7 @@ class DenoisingTrainer(PretrainingTrainer):
     Rows of a data set hold `source_length` and `target_length`, which decide how many rows fit into a batch.
     """
 
-    measures_bytes: ClassVar[bool] = False
+    labels_are_texts: ClassVar[bool] = False
 
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)

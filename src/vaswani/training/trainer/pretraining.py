@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from vaswani.data.collation import IGNORED_LABEL
 from vaswani.data.text.sequences import boundary_token_ids
-from vaswani.data.tokenization import bytes_in_front, bytes_of_tokens
+from vaswani.data.tokenization import bytes_in_front, bytes_of_tokens, is_byte_level
 from vaswani.training.trainer.adapted import base_model
 from vaswani.training.trainer.base import BaseTrainer, without_cache
 
@@ -49,12 +49,13 @@ class PretrainingTrainer(BaseTrainer):
 
     Attributes:
         is_causal: whether each state predicts the next token.
-        measures_bytes: whether labels are whole texts of a byte-level tokenizer.
+        measures_bytes: whether labels are whole texts of a byte-level tokenizer, predicted from left to
+            right.
         sums: the sums for each row of the latest evaluation (see `Sums`): float64 [rows, 7].
     """
 
     sums: np.ndarray
-    measures_bytes: ClassVar[bool] = True
+    labels_are_texts: ClassVar[bool] = True
 
     def __init__(self, *, model: Any, **kwargs: Any):
         whole = base_model(model)
@@ -66,10 +67,12 @@ class PretrainingTrainer(BaseTrainer):
         if "smoothing" in signature(whole.forward).parameters:
             # Our models then compute the loss in one pass with the output projection, of the labels alone.
             self.forward_options["smoothing"] = 0.0
+        tokenizer: Any = self.processing_class
+        self.measures_bytes = self.is_causal and self.labels_are_texts and is_byte_level(tokenizer)
         if self.measures_bytes:
-            self._bytes = torch.from_numpy(bytes_of_tokens(self.processing_class)).to(self.args.device)
-            self._bytes_in_front = bytes_in_front(self.processing_class)
-            self._begin, _ = boundary_token_ids(self.processing_class)
+            self._bytes = torch.from_numpy(bytes_of_tokens(tokenizer)).to(self.args.device)
+            self._bytes_in_front = bytes_in_front(tokenizer)
+            self._begin, _ = boundary_token_ids(tokenizer)
 
     # -------------------------------------------------------------------------------------------- evaluation
 
@@ -159,7 +162,7 @@ class PretrainingTrainer(BaseTrainer):
             "perplexity": math.exp(min(loss, MOST_NATS)),
             "accuracy": 100 * sums.correct / max(sums.labels, 1),
         }
-        if self.is_causal and self.measures_bytes:  # then labels are the whole text
+        if self.measures_bytes:
             scores["bits_per_byte"] = sums.nats / math.log(2) / max(sums.bytes, 1)
         if sums.pairs:
             scores["next_sentence_accuracy"] = 100 * sums.pairs_correct / sums.pairs
