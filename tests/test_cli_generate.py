@@ -229,8 +229,7 @@ def test_a_row_without_a_chat_is_named_before_any_work(
     table = write_rows(tmp_path / "in.jsonl", [{"chat": CHATS[0]}, {"chat": [{"role": "user"}]}])
     status, output, errors = command(capfd, model, "--input", table, "--messages_field", "chat")
     assert (status, output) == (2, "")
-    assert f"line 2 of {table}: field 'chat' holds" in errors
-    assert "expected a list of messages with role and content" in errors
+    assert f"line 2 of {table}: field 'chat' holds no chat: the content of message 1 is null" in errors
 
 
 def test_a_model_that_continues_no_text_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:

@@ -24,8 +24,9 @@ from vaswani.distillation.teacher_texts import (
     with_teacher_texts,
 )
 from vaswani.errors import UserError
+from vaswani.inference.continuing import Prompt
 from vaswani.inference.generation_options import GenerationOptions
-from vaswani.inference.language_model import Draft, LanguageModel, Prompt
+from vaswani.inference.language_model import Draft, LanguageModel
 
 SHORT = ["", "The dog"]
 TEXTS = [*toy_documents(8, sentences=3), *SHORT, *toy_documents(4, seed=1, sentences=3)]

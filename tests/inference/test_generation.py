@@ -8,14 +8,27 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    Phi3Config,
+    Phi3ForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    RecurrentGemmaConfig,
+    RecurrentGemmaForCausalLM,
+    RobertaConfig,
+    RobertaForCausalLM,
+)
 
 from tiny_causal import ALL_MODELS, TEXT, gpt2, gpt2_like, llama, ours, sparse
 from vaswani.data.text.completions import RowBuilder
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.errors import RunError, UserError
+from vaswani.inference.continuing import before_stop, reads_padding
 from vaswani.inference.generate.generation import GeneratedText, Generation, TextGenerator
 from vaswani.inference.generation_options import GenerationOptions
+from vaswani.inference.language_model import LanguageModel
 
 LONG = "is that right?\n\nthe cat is a very, very good cat. is it?"
 PROMPTS = ["the cat sat on", LONG, "maybe", "1 2", "the"]
@@ -124,6 +137,47 @@ def test_a_text_ends_before_the_first_stop_text() -> None:
     assert found.continuations[0].complete
 
 
+@pytest.mark.parametrize("make", [gpt2_like, ours_like], ids=["bytes", "pieces"])
+def test_scores_and_texts_up_to_a_stop_text_do_not_depend_on_the_batch(
+    make: Callable[[], PreTrainedTokenizerBase],
+) -> None:
+    model, tokenizer = gpt2().double().eval(), make()
+    prompts = [*PROMPTS, "the cat "]
+    whole = TextGenerator(model, tokenizer, max_new_tokens=NEW_TOKENS)(prompts)
+    stop = [text[4:6] for text in whole if text[4:6].strip()]
+    generator = TextGenerator(model, tokenizer, max_new_tokens=NEW_TOKENS, stop=stop)
+    together = list(generator.generate(prompts))
+    assert any(one.continuations[0].complete for one in together)
+    assert [generation.text for generation in together] == [before_stop(text, stop) for text in whole]
+    for prompt, generation in zip(prompts, together, strict=True):
+        (alone,) = generator.generate([prompt])
+        assert alone.continuations[0].complete == generation.continuations[0].complete
+        log_prob = alone.continuations[0].log_prob
+        assert generation.continuations[0].log_prob == pytest.approx(log_prob, abs=1e-10)
+    stopped = next(place for place, one in enumerate(together) if one.continuations[0].complete)
+    (prompt,) = generator.language_model.encode([prompts[stopped]])
+    written = loop(model, list(prompt.token_ids))
+    for count in range(1, NEW_TOKENS):  # the first tokens whose text has a stop text
+        part = tokenizer.decode([*prompt.token_ids, *written[:count]])
+        if any(text in part[len(tokenizer.decode(prompt.token_ids)) :] for text in stop):
+            break
+    expected = 0.0
+    for place, token in enumerate(written[:count]):
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt.token_ids, *written[:place]]])).logits[0, -1]
+        expected += logits.log_softmax(-1)[token].item()
+    assert together[stopped].continuations[0].log_prob == pytest.approx(expected, abs=1e-10)
+
+
+def test_stop_texts_of_the_model_itself_are_kept() -> None:
+    model, tokenizer = gpt2().eval(), gpt2_like()
+    whole = TextGenerator(model, tokenizer, max_new_tokens=NEW_TOKENS)(PROMPTS)
+    model.generation_config.stop_strings = [whole[0][3:5]]
+    found = TextGenerator(model, tokenizer, max_new_tokens=NEW_TOKENS)(PROMPTS)
+    assert found == [before_stop(text, [whole[0][3:5]]) for text in whole]
+    assert found[0] != whole[0]
+
+
 # A space at the end of a prompt.
 
 
@@ -149,6 +203,45 @@ def test_a_space_at_the_end_belongs_to_the_next_word_as_in_training(
     (found,) = generator(["the cat "])
     assert "the cat " + found == tokenizer.decode(prompt + written, skip_special_tokens=True)
     assert generator(["the cat ", "the cat", "the cat"]) == [found, *generator(["the cat"] * 2)]
+
+
+def wordpiece_like() -> PreTrainedTokenizerBase:
+    """It drops white space at the end of a text."""
+    words = ["[UNK]", "[PAD]", "the", "cat", "sat", "on", "a", "##s", "mat"]
+    tokenizer = Tokenizer(models.WordPiece({word: number for number, word in enumerate(words)}))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]", eos_token="[PAD]"
+    )
+
+
+def with_line_feeds() -> PreTrainedTokenizerBase:
+    """As GPT-2's, it has a token for two line feeds, which are two tokens where a word follows."""
+    tokenizer = gpt2_like()
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    state["model"]["merges"].append(["Ċ", "Ċ"])
+    state["model"]["vocab"]["ĊĊ"] = len(state["model"]["vocab"])
+    made = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(state)), eos_token="</s>")
+    assert made.tokenize("a\n\n")[-1] == "ĊĊ"
+    assert made.tokenize("a\n\na")[-3:] == ["Ċ", "Ċ", "a"]
+    return made
+
+
+@pytest.mark.parametrize("end", [" ", "  ", "\n", "\n\n", "\t", " \n", "\n "])
+@pytest.mark.parametrize("make", [gpt2_like, with_line_feeds, ours_like, wordpiece_like])
+def test_white_space_at_the_end_has_the_tokens_that_it_has_in_front_of_a_word(
+    make: Callable[[], PreTrainedTokenizerBase], end: str
+) -> None:
+    tokenizer = make()
+    model = ours().eval()
+    (prompt,) = LanguageModel(model, tokenizer).encode([f"the cat{end}"])
+    whole = tokenizer(f"the cat{end}sat")["input_ids"]
+    assert whole[: len(prompt.token_ids)] == list(prompt.token_ids)
+    missing = tokenizer.decode(whole).removeprefix(tokenizer.decode(prompt.token_ids))
+    assert missing == (" sat" if prompt.before_space else "sat")
+    (text,) = TextGenerator(model, tokenizer, max_new_tokens=4)([f"the cat{end}"])
+    assert not text.startswith(" ") or prompt.before_space
 
 
 def test_a_tokenizer_that_keeps_spaces_apart_changes_nothing() -> None:
@@ -231,6 +324,77 @@ def test_penalties_count_the_tokens_of_the_text_and_no_padding(name: str, place:
             assert tokenizer.decode(written + loop(model, written, change=change)) == prompt + alone[0]
 
 
+SETTINGS = {
+    "min_length": 12,
+    "forced_bos_token_id": 7,
+    "encoder_repetition_penalty": 5.0,
+    "encoder_no_repeat_ngram_size": 1,
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_of_the_model_that_count_tokens_do_not_count_padding(name: str) -> None:
+    model, tokenizer = gpt2().double().eval(), gpt2_like()
+    model.generation_config.eos_token_id = loop(model, tokenizer(PROMPTS[3])["input_ids"])[2]
+    plain = TextGenerator(model, tokenizer, max_new_tokens=NEW_TOKENS)
+    prompts = [*PROMPTS, "1", "at I j"]
+    before = plain(prompts)
+    setattr(model.generation_config, name, SETTINGS[name])
+    generator = TextGenerator(model, tokenizer, max_new_tokens=NEW_TOKENS)
+    found = generator(prompts)
+    assert found == [generator([prompt])[0] for prompt in prompts]
+    assert found != before
+
+
+def test_settings_for_other_results_than_one_text_are_left_out() -> None:
+    model, tokenizer = gpt2().double().eval(), gpt2_like()
+    generator = TextGenerator(model, tokenizer, max_new_tokens=NEW_TOKENS)
+    expected = generator(PROMPTS)
+    others = {"return_dict_in_generate": True, "prompt_lookup_num_tokens": 2, "forced_eos_token_id": 3}
+    for name, value in {**others, "eos_token_id": [2, 99_999]}.items():
+        setattr(model.generation_config, name, value)
+    assert generator([*PROMPTS, "the "])[:-1] == expected
+
+
+def recurrent() -> PreTrainedModel:
+    """Two recurrent layers and one of attention."""
+    shape = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 48}
+    return RecurrentGemmaForCausalLM(
+        RecurrentGemmaConfig(vocab_size=320, **shape, lru_width=24, attention_window_size=16)
+    )
+
+
+def long_rotary() -> PreTrainedModel:
+    shape = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 48}
+    factors = {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, **factors}
+    limits = {"max_position_embeddings": 64, "original_max_position_embeddings": 16, "initializer_range": 0.5}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    return Phi3ForCausalLM(Phi3Config(vocab_size=320, **shape, **limits, **tokens, rope_parameters=rope))
+
+
+@pytest.mark.parametrize("make", [recurrent, long_rotary])
+def test_models_that_read_padding_get_none(make: Callable[[], PreTrainedModel]) -> None:
+    torch.manual_seed(0)
+    model = make().double().eval()
+    assert reads_padding(model)
+    generator = TextGenerator(model, gpt2_like(), max_new_tokens=4)
+    together = list(generator.generate(PROMPTS))
+    for prompt, generation in zip(PROMPTS, together, strict=True):
+        (alone,) = generator.generate([prompt])
+        assert alone.text == generation.text
+        log_prob = alone.continuations[0].log_prob
+        assert generation.continuations[0].log_prob == pytest.approx(log_prob, abs=1e-6)
+
+
+@pytest.mark.parametrize("make", [gpt2, llama])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_models_that_mask_padding_are_batched(
+    make: Callable[[], PreTrainedModel], dtype: torch.dtype
+) -> None:
+    assert not reads_padding(make().to(dtype).eval())
+
+
 # Limits.
 
 
@@ -286,6 +450,24 @@ def test_a_model_without_a_limit_reads_long_prompts() -> None:
     assert text
 
 
+def test_positions_behind_the_padding_index_are_no_room() -> None:
+    """RoBERTa counts positions from its padding index on."""
+    shape = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 48}
+    config = RobertaConfig(
+        vocab_size=320, **shape, max_position_embeddings=34, is_decoder=True, pad_token_id=1
+    )
+    generator = TextGenerator(RobertaForCausalLM(config).eval(), gpt2_like(), max_new_tokens=100)
+    assert generator.language_model.positions == 32
+    (found,) = generator.generate(["the cat"])
+    assert found.cut_off
+
+
+def test_prompts_of_which_none_can_be_continued_are_left_empty() -> None:
+    generator = TextGenerator(gpt2().eval(), gpt2_like(), max_new_tokens=3)
+    long = " ".join([TEXT] * 3)
+    assert [generation.text for generation in generator.generate(["", long], buffer_size=1)] == ["", ""]
+
+
 def test_progress_counts_every_prompt_once() -> None:
     long = " ".join([TEXT] * 3)
     prompts = [*PROMPTS, "", long, *PROMPTS]
@@ -321,11 +503,36 @@ def test_a_chat_is_read_as_in_training(chatting: PreTrainedTokenizerBase) -> Non
     assert texts[0] != texts[1]
 
 
-def test_a_template_that_refuses_a_chat_names_it(chatting: PreTrainedTokenizerBase) -> None:
-    chatting.chat_template = "{{ raise_exception('one user only') }}"
-    generator = TextGenerator(gpt2().eval(), chatting)
-    with pytest.raises(UserError, match=r"the chat template refuses prompt 2 \(one user only\)"):
-        list(generator.generate(["the", CHAT]))
+def test_parts_of_a_content_are_joined_and_calls_of_tools_need_none(
+    chatting: PreTrainedTokenizerBase,
+) -> None:
+    generator = TextGenerator(ours().eval(), chatting, max_new_tokens=4)
+    parts = [{"type": "text", "text": "is "}, {"type": "text", "text": "that"}]
+    assert generator([[{"role": "user", "content": parts}]]) == generator([CHAT[:1]])
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+    chatting.chat_template = TEMPLATE.replace("message.content", "message.content or message.tool_calls")
+    assert generator([[call, CHAT[0]]]) != generator([[CHAT[0]]])
+    chatting.chat_template = TEMPLATE
+    picture = [{"role": "user", "content": [{"type": "image", "url": "x.png"}]}]
+    with pytest.raises(
+        UserError, match=r'prompt 1 is neither .* the content of message 1 is \[{"type": "image'
+    ):
+        generator([picture])
+
+
+def test_a_chat_that_the_template_refuses_has_its_problem(chatting: PreTrainedTokenizerBase) -> None:
+    chatting.chat_template = (
+        "{% if messages | length > 1 %}{{ raise_exception('one user only') }}{% endif %}the"
+    )
+    generator = TextGenerator(gpt2().eval(), chatting, max_new_tokens=3)
+    chats = [CHAT[:1], [*CHAT, *CHAT], CHAT[:1]]
+    first, refused, last = generator.generate(chats)
+    assert refused.problem is not None
+    assert refused.problem.startswith("the chat template refuses it (one user only): [{")
+    assert refused.continuations == ()
+    assert first.text == last.text != ""
+    with pytest.raises(UserError, match=r"prompt 2: the chat template refuses it \(one user only\)"):
+        generator(chats)
     chatting.chat_template = TEMPLATE
 
 
@@ -359,8 +566,8 @@ def test_options_that_cannot_be_meant(options: dict[str, Any], message: str) -> 
     ("prompts", "arguments", "message"),
     [
         ("the cat", {}, r"expected a list of prompts, got one text: write \['the cat'\]"),
-        (["the", None], {}, "prompt 2 is None; expected a text, or a list of messages with role and content"),
-        ([[{"role": "user"}]], {}, r"prompt 1 is \[\{'role': 'user'\}\]; expected a text, or a list"),
+        (["the", None], {}, "prompt 2 is neither a text nor a chat: it is no list of messages"),
+        ([[{"role": "user"}]], {}, "prompt 1 is neither a text nor a chat: the content of message 1 is null"),
         ([CHAT], {}, "prompt 1 is a chat, and the tokenizer has no chat template; give texts"),
         (["\ud800"], {}, "has half of a surrogate pair"),
         (["the"], {"num_samples": 2}, "num_samples=2 needs sampling, because greedy search finds one text"),

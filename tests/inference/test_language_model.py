@@ -19,7 +19,8 @@ from transformers import (
 from tiny_causal import ALL_MODELS, TEXT, bloom, gpt2, gpt2_like, gpt_neox, llama, ours
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.errors import RunError, UserError
-from vaswani.inference.language_model import LanguageModel, Prompt
+from vaswani.inference.continuing import Prompt
+from vaswani.inference.language_model import LanguageModel
 
 QUESTIONS = [
     ("the cat sat on", [" the mat", " a cat", " 3", " mat"]),

@@ -134,6 +134,8 @@ class TextCodec:
 
     def decode(self, token_ids: Any, keeps_special: bool = False) -> list[str]:
         """Return the text of each row of token ids, without special tokens unless they are kept."""
+        if not len(token_ids):
+            return []
         with exclusive(self.tokenizer):
             return self._view.batch_decode(token_ids, skip_special_tokens=not keeps_special)
 

@@ -69,7 +69,7 @@ class CompletionView(View):
         ]
         scores = iter(self.language_model.log_probs(whole))
         asked = [drafts[0], *drafts]
-        texts = self.language_model.texts_of(list(zip(asked, found, strict=True)))
+        texts = self.language_model.texts_of(asked, found)
         ways = ["most probable words", *["drawn"] * SAMPLES]
         rows = [
             (way, completion, next(scores) if token_ids else 0.0)

@@ -20,8 +20,9 @@ from vaswani.data.text.sequences import boundary_token_ids
 from vaswani.data.text_codec import TextCodec
 from vaswani.distillation.output_cache import OutputCache, fingerprint_config, fingerprint_tokenizer
 from vaswani.distillation.teacher_targets import TaughtRows
+from vaswani.inference.continuing import Prompt
 from vaswani.inference.generation_options import GenerationOptions
-from vaswani.inference.language_model import GREEDY, Draft, LanguageModel, Prompt
+from vaswani.inference.language_model import GREEDY, Draft, LanguageModel
 
 
 @dataclass(frozen=True)

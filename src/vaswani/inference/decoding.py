@@ -42,11 +42,20 @@ def position_limit(model: PreTrainedModel, side: Side = "target") -> int | None:
         model: any model.
         side: for an encoder-decoder: its sources or its targets.
     """
-    if getattr(model.config, "position_embedding", "learned") != "learned":
+    config = model.config
+    if getattr(config, "position_embedding", "learned") != "learned":
         return None
-    of_both = getattr(model.config, "max_position_embeddings", None)
-    limit = getattr(model.config, _POSITIONS[side], of_both)
+    limit = getattr(config, _POSITIONS[side], getattr(config, "max_position_embeddings", None))
+    if limit is None and not config.is_encoder_decoder:
+        text = config.get_text_config()  # of a model that reads pictures too
+        limit = getattr(text, "max_position_embeddings", getattr(text, "max_seq_len", None))  # MPT's name
     return None if limit is None or limit < 0 else limit  # XLNet has -1 for no limit
+
+
+def token_limit(model: PreTrainedModel) -> int | None:
+    """Return the most tokens of a text that a decoder has positions for, or None if there is no limit."""
+    positions = position_limit(model)
+    return None if positions is None else positions - _padded(model)
 
 
 def source_limit(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:

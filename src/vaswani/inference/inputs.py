@@ -194,17 +194,13 @@ class ChatColumn(Column):
 
     def read(self, record: Record) -> Any:
         """Return the messages of a row, or raise a UserError."""
-        from vaswani.data.sources.reading import cell_of, shown
+        from vaswani.data.sources.reading import cell_of
         from vaswani.data.text.chats import as_chat
 
-        cell = cell_of(record.row, self.field)
-        chat = as_chat(cell)
-        if chat is None:
-            raise UserError(
-                f"{record.place}: field '{self.field}' holds {shown(cell)}; expected a list of messages with "
-                "role and content"
-            )
-        return chat
+        try:
+            return as_chat(cell_of(record.row, self.field))
+        except UserError as error:
+            raise UserError(f"{record.place}: field '{self.field}' holds no chat: {error}") from error
 
     def valid(self, cell: Any) -> Any:
         """Return a chat with U+FFFD in place of bytes that were not UTF-8."""

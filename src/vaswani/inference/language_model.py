@@ -24,28 +24,41 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
-    LogitsProcessor,
     LogitsProcessorList,
-    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    StoppingCriteria,
     StoppingCriteriaList,
 )
 
 from vaswani.data.text.chats import template_token_ids
-from vaswani.data.text_codec import TextCodec
+from vaswani.data.text_codec import TextCodec, begin_token_id
 from vaswani.errors import UserError, check_positive
 from vaswani.inference.batches import batches, within_memory
-from vaswani.inference.decoding import position_limit
+from vaswani.inference.continuing import (
+    BeginWithSpace,
+    ContinuationTexts,
+    Prompt,
+    StopTexts,
+    TokenIds,
+    before_stop,
+    counts_prompts,
+    has_dynamic_positions,
+    reads_padding,
+    tokens_after_space,
+)
+from vaswani.inference.decoding import token_limit
 from vaswani.inference.generation_options import GenerationOptions
 from vaswani.inference.sampling import SeededSampling
 from vaswani.inference.translate.finite_scores import FiniteScores, check_finite_scores
-from vaswani.interop.attention_interface import IMPLEMENTATION
-
-TokenIds = tuple[int, ...]
 
 GREEDY = GenerationOptions()
+# Settings of a generation_config.json that do not suit one continuation of each prompt, set to what does.
+_OF_ONE_CONTINUATION: dict[str, Any] = {
+    "forced_eos_token_id": None,
+    "prompt_lookup_num_tokens": None,
+    "return_dict_in_generate": False,
+    "stop_strings": None,  # see `StopTexts`
+}
 _ROUNDING = 1e-3  # relative to the change that a token makes at its own position
 
 
@@ -70,19 +83,6 @@ class Continuation:
     def answer_ids(self) -> TokenIds:
         """The scored tokens."""
         return self.token_ids[self.start :]
-
-
-class Prompt(NamedTuple):
-    """A text to continue, as tokens.
-
-    Args:
-        token_ids: its tokens, at least one.
-        before_space: whether the text ends with one more space. Tokenizers join it to the next word, so the
-            continuation begins with it.
-    """
-
-    token_ids: TokenIds
-    before_space: bool = False
 
 
 class Draft(NamedTuple):
@@ -129,36 +129,54 @@ class LanguageModel:
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.max_tokens_per_batch = max_tokens_per_batch
-        self.positions = position_limit(model)
+        self.positions = token_limit(model)
         self._texts = TextCodec(tokenizer)
         self.leading = self._texts.frame().leading
+        begin = begin_token_id(tokenizer)
+        self._begin = () if begin is None else (begin,)
         self._forward_arguments = inspect.signature(model.forward).parameters
         check_causal(model)
 
     def encode(self, texts: Sequence[str], *, rendered: bool = False) -> list[Prompt]:
-        """Return texts as prompts, after the leading special tokens; some may have no tokens.
+        """Return texts as prompts, after the leading special tokens, as a training with completions has them.
+
+        White space at the end of a text may form other tokens where a word follows. An empty text has the
+        token that begins texts, or none if there is no such token.
 
         Args:
             texts: the texts.
             rendered: a chat template wrote the texts, with all special tokens.
         """
+        prompts = []
         encoded = self._token_ids(texts, rendered)
-        prompts = [Prompt(token_ids) for token_ids in encoded]
-        spaced = [place for place, text in enumerate(texts) if text.endswith(" ")]
-        shorter = self._token_ids([texts[place][:-1] for place in spaced], rendered)
-        followed = self._token_ids([f"{texts[place]}a" for place in spaced], rendered)
-        for place, before, behind in zip(spaced, shorter, followed, strict=True):
-            whole = encoded[place]
-            if before and behind[: len(before)] == before and behind[: len(whole)] != whole:
-                prompts[place] = Prompt(before, before_space=True)
+        for text, token_ids in zip(texts, encoded, strict=True):
+            if text[-1:].isspace():
+                prompts.append(self._before_word(text, token_ids, rendered))
+            else:
+                prompts.append(Prompt(token_ids or self._begin))
         return prompts
 
+    def _before_word(self, text: str, token_ids: TokenIds, rendered: bool) -> Prompt:
+        """Return a text that ends with white space as a prompt: its tokens where a word follows.
+
+        Args:
+            text: the text.
+            token_ids: its tokens where nothing follows.
+            rendered: see `encode`.
+        """
+        (followed,) = self._token_ids([f"{text}a"], rendered)
+        before = followed[:-1]
+        shorter, longer = self._texts.decode([list(before), list(followed)])
+        last = longer.removeprefix(shorter)
+        if not before or last not in ("a", " a"):
+            return Prompt(token_ids or self._begin)
+        return Prompt(before, before_space=last == " a")
+
     def encode_prompt(self, prompt: str) -> Prompt:
-        """Return a text as a prompt; raise a UserError if it has no tokens."""
-        (encoded,) = self.encode([prompt])
-        if not encoded.token_ids:
+        """Return a text as a prompt; raise a UserError if the tokenizer gives no tokens for it."""
+        if not self._token_ids([prompt])[0]:
             raise UserError("the prompt is empty; give a text to continue")
-        return encoded
+        return self.encode([prompt])[0]
 
     def encode_answers(self, prompt: str, answers: Sequence[str]) -> list[Continuation]:
         """Return the prompt with each answer, all scored from the same position.
@@ -196,7 +214,9 @@ class LanguageModel:
         for place, continuation in enumerate(continuations):
             places[continuation.inputs].append(place)
         found = [0.0] * len(continuations)
-        for batch in batches({inputs: len(inputs) for inputs in places}, self.max_tokens_per_batch):
+        lengths = {inputs: len(inputs) for inputs in places}
+        equal = has_dynamic_positions(self.model.config)
+        for batch in batches(lengths, self.max_tokens_per_batch, equal=equal):
             scored = [place for inputs in batch for place in places[inputs]]
             with within_memory("texts", len(batch), len(batch[0])):
                 scores = self._score(batch, [continuations[place] for place in scored])
@@ -227,8 +247,7 @@ class LanguageModel:
         """
         drafts = [Draft(prompt, max_new_tokens) for prompt in prompts]
         continuations = self.continue_drafts(drafts, stop=stop, progress=progress)
-        texts = self.texts_of(list(zip(drafts, continuations, strict=True)))
-        return [before_stop(text, stop) for text in texts]
+        return [self.before_stop(text, stop) for text in self.texts_of(drafts, continuations)]
 
     def continue_drafts(
         self,
@@ -243,7 +262,8 @@ class LanguageModel:
             drafts: drafts with equal prompt lengths or equal `max_new_tokens`, because a batch needs
                 positions for its longest prompt plus its largest `max_new_tokens`.
             options: how tokens are chosen; each draft has its own seed of sampling.
-            stop: texts that end a continuation, like the model's end token; they may be included.
+            stop: texts that end a continuation, like the model's end token; the tokens that complete the
+                first of them are the last.
             progress: is called with the number of continuations of each batch.
 
         Raises:
@@ -252,7 +272,8 @@ class LanguageModel:
         found: dict[Draft, TokenIds] = {}
         times = Counter(drafts)
         tokens = {draft: len(draft.prompt.token_ids) + draft.max_new_tokens for draft in times}
-        for batch in batches(tokens, self.max_tokens_per_batch, equal=self._minds_padding(options)):
+        equal = self._reads_padding or counts_prompts(self.model, options)
+        for batch in batches(tokens, self.max_tokens_per_batch, equal=equal):
             with within_memory("texts", len(batch), len(batch[0].prompt.token_ids)):
                 continuations = self._generate(batch, options, stop)
             found.update(zip(batch, continuations, strict=True))
@@ -260,26 +281,24 @@ class LanguageModel:
                 progress(sum(times[draft] for draft in batch))
         return [found[draft] for draft in drafts]
 
-    def texts_of(self, continued: Sequence[tuple[Draft, TokenIds]]) -> list[str]:
-        """Return the text that the tokens of each continuation add to that of its prompt."""
-        prompts = self._decode([draft.prompt.token_ids for draft, _ in continued])
-        whole = self._decode([draft.followed_by(token_ids).token_ids for draft, token_ids in continued])
-        alone = self._decode([token_ids for _, token_ids in continued])
-        found = []
-        for (draft, _), before, text, own in zip(continued, prompts, whole, alone, strict=True):
-            added = text.removeprefix(before) if text.startswith(before) else own  # `own` may lack a space
-            found.append(added.removeprefix(" ") if draft.prompt.before_space else added)
-        return found
+    def texts_of(self, drafts: Sequence[Draft], continuations: Sequence[TokenIds]) -> list[str]:
+        """Return the text that the tokens of each continuation add to its prompt."""
+        texts = ContinuationTexts(self._texts, [draft.prompt for draft in drafts])
+        return texts.of(range(len(drafts)), continuations)
 
-    def _minds_padding(self, options: GenerationOptions) -> bool:
-        """Return whether padding on the left would change the continuation of a shorter prompt."""
-        if "position_ids" not in self._forward_arguments or _is_sparse(self.model.config):
-            return True  # positions, or the blocks of sparse attention, would move
-        of_model = self.model.generation_config
-        penalty, ngram = options.repetition_penalty, options.no_repeat_ngram_size
-        penalty = of_model.repetition_penalty if penalty is None else penalty
-        ngram = of_model.no_repeat_ngram_size if ngram is None else ngram
-        return penalty not in (None, 1) or bool(ngram)  # padding would count as a part of the prompt
+    def before_stop(self, text: str, stop: Sequence[str] = ()) -> str:
+        """Return the part of a text before the first of the stop texts, or of the model's own."""
+        return before_stop(text, (*stop, *self._stops))
+
+    @cached_property
+    def _stops(self) -> tuple[str, ...]:
+        """The stop texts of the model's own generation_config.json."""
+        stops: Any = getattr(self.model.generation_config, "stop_strings", None) or ()
+        return (stops,) if isinstance(stops, str) else tuple(stops)
+
+    @cached_property
+    def _reads_padding(self) -> bool:
+        return reads_padding(self.model)
 
     @torch.inference_mode()
     def _score(self, batch: list[TokenIds], answers: list[Continuation]) -> list[float]:
@@ -317,18 +336,19 @@ class LanguageModel:
         self, batch: list[Draft], options: GenerationOptions, stop: Sequence[str]
     ) -> list[TokenIds]:
         # Padding is on the left, so that generated tokens follow prompts.
-        input_ids, attention_mask = self._padded([draft.prompt.token_ids for draft in batch], "left")
+        prompts = [draft.prompt for draft in batch]
+        input_ids, attention_mask = self._padded([prompt.token_ids for prompt in prompts], "left")
         length, most = input_ids.shape[1], max(draft.max_new_tokens for draft in batch)
         finite = FiniteScores()
         processors = LogitsProcessorList([finite])
-        owe_space = torch.tensor([draft.prompt.before_space for draft in batch], device=input_ids.device)
-        if owe_space.any():
-            processors.append(
-                _BeginWithSpace(owe_space, self._begins_with_space.to(owe_space.device), length)
-            )
+        spaces = [prompt.before_space for prompt in prompts]
+        if any(spaces) and self._after_space:
+            processors.append(BeginWithSpace(spaces, [*self._after_space, *self._ends], length))
         if options.sampling is not None:
             seeds = [draft.seed for draft in batch]
             processors.append(SeededSampling(seeds, most, options.sampling, length))
+        texts = ContinuationTexts(self._texts, prompts)
+        stopping = StopTexts(texts, self._until_end, (*stop, *self._stops), length)
         names = ("repetition_penalty", "no_repeat_ngram_size")
         penalties = {name: value for name in names if (value := getattr(options, name)) is not None}
         sequences = self.model.generate(  # [R, T + at most max_new_tokens]
@@ -339,22 +359,20 @@ class LanguageModel:
             use_cache=True,  # training may have disabled it in the configuration
             max_new_tokens=None,
             max_length=length + most,
-            forced_eos_token_id=None,  # some configurations force it at the end
             pad_token_id=self.tokenizer.pad_token_id or 0,
-            stopping_criteria=StoppingCriteriaList([_StopTexts(self._written, stop, length)] if stop else []),
+            stopping_criteria=StoppingCriteriaList([stopping] if stopping.stop else []),
             logits_processor=processors,
+            **_OF_ONE_CONTINUATION,
             **penalties,
         )
         finite.check(self.model)
-        continuations = self._until_end(sequences[:, length:])
-        return [row[: draft.max_new_tokens] for row, draft in zip(continuations, batch, strict=True)]
+        found = self._until_end(sequences[:, length:])
+        limits = (min(stopping.lengths.get(row, most), one.max_new_tokens) for row, one in enumerate(batch))
+        return [tokens[:limit] for tokens, limit in zip(found, limits, strict=True)]
 
     @cached_property
-    def _begins_with_space(self) -> torch.Tensor:
-        """Which tokens begin with a space, or end a text: bool [V]."""
-        tokens = self._texts.tokens(range(self.model.config.vocab_size))
-        marked = [str(token).startswith(("\u0120", "\u2581", " ")) for token in tokens]
-        return torch.tensor(marked).index_fill(0, self._end_ids(torch.device("cpu")), True)
+    def _after_space(self) -> list[int]:
+        return tokens_after_space(self._texts)
 
     def _token_ids(self, texts: Sequence[str], rendered: bool = False) -> list[TokenIds]:
         if rendered:
@@ -362,62 +380,16 @@ class LanguageModel:
         encoded = self._texts.token_ids(texts, add_special_tokens=False)
         return [(*self.leading, *token_ids) for token_ids in encoded]
 
-    def _written(self, sequences: torch.Tensor) -> list[str]:
-        """Return the texts of tokens [R, N], up to the first end token of each."""
-        return self._decode(self._until_end(sequences))
-
-    def _decode(self, sequences: Sequence[TokenIds]) -> list[str]:
-        return self._texts.decode([list(row) for row in sequences])
-
     def _until_end(self, sequences: torch.Tensor) -> list[TokenIds]:
         """Return the rows of tokens [R, N] up to the first end token of each."""
-        ended = torch.isin(sequences, self._end_ids(sequences.device)).cumsum(dim=1) > 0
+        ended = torch.isin(sequences, torch.tensor(self._ends, device=sequences.device)).cumsum(dim=1) > 0
         return [tuple(row[~end].tolist()) for row, end in zip(sequences, ended, strict=True)]
 
-    def _end_ids(self, device: torch.device) -> torch.Tensor:
-        ends = self.model.generation_config.eos_token_id
-        return torch.tensor([] if ends is None else ends, dtype=torch.int64, device=device).reshape(-1)
-
-
-class _BeginWithSpace(LogitsProcessor):
-    """Excludes first tokens that do not begin with a space, where the prompt needs one.
-
-    Args:
-        rows: the rows that need one: bool [R].
-        tokens: the tokens that begin with one: bool [V].
-        prompt_length: number of tokens of the prompts, with padding.
-    """
-
-    def __init__(self, rows: torch.Tensor, tokens: torch.Tensor, prompt_length: int):
-        self.excluded = rows[:, None] & ~tokens  # [R, V]
-        self.prompt_length = prompt_length
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        """Return the scores [R, V], with minus infinity for excluded tokens."""
-        if input_ids.shape[1] > self.prompt_length:
-            return scores
-        excluded: Any = scores.masked_fill(self.excluded.to(scores.device), -math.inf)
-        return excluded
-
-
-class _StopTexts(StoppingCriteria):
-    """Ends a row once its continuation contains one of the texts."""
-
-    def __init__(self, decode: Callable[[torch.Tensor], list[str]], texts: Sequence[str], prompt_length: int):
-        self.decode = decode
-        self.texts = texts
-        self.prompt_length = prompt_length
-
-    def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        """Return which rows have ended: bool [R]."""
-        written = self.decode(input_ids[:, self.prompt_length :])
-        ended = [before_stop(text, self.texts) != text for text in written]
-        return torch.tensor(ended, device=input_ids.device)
-
-
-def before_stop(text: str, stop: Sequence[str]) -> str:
-    """Return the part of a text before the first of the stop texts."""
-    return text[: min((text.find(end) for end in stop if end in text), default=len(text))]
+    @property
+    def _ends(self) -> list[int]:
+        """The tokens that end a text."""
+        ends: Any = self.model.generation_config.eos_token_id
+        return [] if ends is None else torch.tensor(ends).reshape(-1).tolist()
 
 
 def _common_length(sequences: Sequence[TokenIds]) -> int:
@@ -440,9 +412,3 @@ def check_causal(model: PreTrainedModel) -> None:
             f"{type(model).__name__} sees the tokens that it predicts; give a causal model "
             "such as 'vaswani_decoder', 'gpt2' or 'llama'"
         )
-
-
-def _is_sparse(config: PreTrainedConfig) -> bool:
-    """Return whether layers have sparse attention, in a vaswani model or added to another model."""
-    ours = getattr(config, "decoder_attention", "full")  # one value for all layers, or one for each
-    return "sparse" in ours or config._attn_implementation == IMPLEMENTATION

@@ -15,18 +15,41 @@ ASSISTANT = "assistant"
 Chat = list[dict[str, Any]]
 
 
-def as_chat(cell: Any) -> Chat | None:
-    """Return the messages of a cell, a list or JSON text, without null fields; None if it holds no chat."""
+def as_chat(cell: Any) -> Chat:
+    """Return the messages of a cell, a list or JSON text, without null fields.
+
+    The content of a message is a text, a list of parts of the form {"type": "text", "text": ...}, which are
+    joined, or null beside `tool_calls`.
+
+    Raises:
+        UserError: the cell holds no chat; says what is wrong with which message.
+    """
     if isinstance(cell, str):
         try:
             cell = json.loads(cell)
         except (ValueError, RecursionError):
-            return None
-    if not isinstance(cell, list) or not all(isinstance(message, dict) for message in cell):
-        return None
-    if not all(isinstance(message.get(name), str) for message in cell for name in ("role", "content")):
-        return None
-    return [{name: value for name, value in message.items() if value is not None} for message in cell]
+            cell = None
+    if not isinstance(cell, list):
+        raise UserError("it is no list of messages with role and content")
+    return [_message(message, number) for number, message in enumerate(cell, 1)]
+
+
+def _message(message: Any, number: int) -> dict[str, Any]:
+    """Return a message with its content as a text, or null."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise UserError(f"message {number} has no role: {str(message)[:60]}")
+    content = message.get("content")
+    if isinstance(content, list) and all(_is_text(part) for part in content):
+        content = "".join(part["text"] for part in content)
+    if not isinstance(content, str) and (content is not None or not message.get("tool_calls")):
+        shown = json.dumps(content, ensure_ascii=False, default=str)[:60]
+        raise UserError(f"the content of message {number} is {shown}; expected a text")
+    kept = {name: value for name, value in message.items() if value is not None}
+    return {**kept, "content": content}
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def rendered_chat(

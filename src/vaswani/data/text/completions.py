@@ -97,14 +97,22 @@ def _dataset_table(
 def _usable_chats(table: Source, spec: ChatSpec, report: RowReport) -> Iterator[dict[str, str]]:
     """Yield the chats that a model can learn from, as JSON; count the other rows."""
     for row in table.rows():
-        chat = None if row is None else as_chat(row[0])
-        if chat is None:
+        try:
+            chat = as_chat(None if row is None else row[0])
+        except UserError:
             report.malformed += 1
-        elif not any(message["role"] == ASSISTANT and message["content"].strip() for message in chat):
+            continue
+        if not any(_answers(message) for message in chat):
             report.empty += 1
         else:
             report.kept += 1
             yield {"messages": json.dumps(chat)}
+
+
+def _answers(message: dict[str, Any]) -> bool:
+    """Return whether a message is an answer of the assistant, with a text or calls of tools."""
+    content = message["content"]
+    return message["role"] == ASSISTANT and (content is None or bool(content.strip()))
 
 
 # ------------------------------------------------------------------------------------------ rows as token ids

@@ -17,8 +17,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from vaswani.data.text.chats import ASSISTANT, Chat, as_chat, rendered_chat
 from vaswani.errors import UserError, check_positive
 from vaswani.inference.batches import BUFFERED_TEXTS, buffers, checked, listed
+from vaswani.inference.continuing import Prompt, TokenIds
 from vaswani.inference.generation_options import GenerationOptions
-from vaswani.inference.language_model import Draft, LanguageModel, Prompt, TokenIds, before_stop
+from vaswani.inference.language_model import Draft, LanguageModel
 from vaswani.inference.pretrained import FromPretrained
 
 TooLong = Literal["cut", "skip"]
@@ -35,8 +36,8 @@ class GeneratedText:
         text: the continuation, without special tokens and stop texts. Append it to the prompt for the whole
             text: it begins with a space if a space separates them.
         complete: whether the end token or a stop text ended it, and not the length limit.
-        log_prob: log P(continuation | prompt) of the generated tokens, without the end token; None without
-            scores.
+        log_prob: log P(continuation | prompt) of the generated tokens, without the end token, and up to the
+            token that completes a stop text; None without scores.
     """
 
     text: str
@@ -73,11 +74,12 @@ class Generation:
 
 @dataclass(frozen=True)
 class _Asked:
-    """A prompt of a stream: its number, what was given, and the text that the model reads."""
+    """A prompt of a stream: its number, what was given, and the text that the model reads, or a problem."""
 
     number: int
     given: TextOrChat
     text: str
+    problem: str | None = None
 
     def __len__(self) -> int:
         return len(self.text)
@@ -192,18 +194,19 @@ class TextGenerator(FromPretrained):
         if isinstance(prompt, str):
             (text,) = checked([prompt])
             return _Asked(number, prompt, text)
-        chat, tokenizer = as_chat(prompt), self.language_model.tokenizer
-        where = f"prompt {number + 1:,}"
-        if chat is None:
-            raise UserError(
-                f"{where} is {repr(prompt)[:60]}; expected a text, or a list of messages with role and "
-                "content"
-            )
+        where, tokenizer = f"prompt {number + 1:,}", self.language_model.tokenizer
+        try:
+            chat = as_chat(prompt)
+        except UserError as error:
+            raise UserError(f"{where} is neither a text nor a chat: {error}") from error
         if tokenizer.chat_template is None:
             raise UserError(f"{where} is a chat, and the tokenizer has no chat template; give texts")
         if chat and chat[-1]["role"] == ASSISTANT:
             chat = chat[:-1]
-        return _Asked(number, prompt, rendered_chat(tokenizer, chat, where, add_generation_prompt=True))
+        try:
+            return _Asked(number, prompt, rendered_chat(tokenizer, chat, "it", add_generation_prompt=True))
+        except UserError as error:
+            return _Asked(number, prompt, "", problem=str(error))
 
     def _generate_buffers(
         self,
@@ -214,7 +217,10 @@ class TextGenerator(FromPretrained):
         progress: Callable[[int], object] | None,
     ) -> Iterator[Generation]:
         for buffer in buffers(asked, buffer_size):
-            fitted = [self._fit(prompt) for prompt in self._encode(buffer)]
+            fitted = [
+                self._fit(prompt, one.problem)
+                for one, prompt in zip(buffer, self._encode(buffer), strict=True)
+            ]
             drafts = [
                 [] if fit.problem else self._drafts(fit, one.number, num_samples)
                 for one, fit in zip(buffer, fitted, strict=True)
@@ -235,8 +241,10 @@ class TextGenerator(FromPretrained):
             encoded[is_text] = iter(self.language_model.encode(texts, rendered=not is_text))
         return [next(encoded[isinstance(one.given, str)]) for one in asked]
 
-    def _fit(self, prompt: Prompt) -> _Fitted:
+    def _fit(self, prompt: Prompt, problem: str | None) -> _Fitted:
         """Return a prompt with the number of new tokens that the model has positions for."""
+        if problem is not None:
+            return _Fitted(prompt, 0, problem)
         token_ids = prompt.token_ids
         most, positions = self.max_new_tokens, self.language_model.positions
         if not token_ids:
@@ -268,12 +276,12 @@ class TextGenerator(FromPretrained):
             equal = [draft for draft in drafts if draft.max_new_tokens == new_tokens]
             continued = model.continue_drafts(equal, self.options, self.stop, progress)
             found.update(zip(equal, continued, strict=True))
-        texts = model.texts_of(list(found.items()))
+        texts = model.texts_of([*found], [*found.values()])
         whole = [draft.followed_by(token_ids) for draft, token_ids in found.items() if token_ids]
         scores = iter(model.log_probs(whole) if with_scores else ())
         results = {}
         for (draft, token_ids), text in zip(found.items(), texts, strict=True):
-            ended = before_stop(text, self.stop)
+            ended = model.before_stop(text, self.stop)
             complete = len(token_ids) < draft.max_new_tokens or ended != text
             score = (next(scores) if token_ids else 0.0) if with_scores else None
             results[draft] = GeneratedText(ended, complete, score)

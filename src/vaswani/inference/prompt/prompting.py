@@ -14,7 +14,8 @@ from typing import Any
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani.errors import UserError
-from vaswani.inference.language_model import Continuation, LanguageModel, Prompt
+from vaswani.inference.continuing import Prompt
+from vaswani.inference.language_model import Continuation, LanguageModel
 from vaswani.inference.pretrained import FromPretrained
 from vaswani.inference.prompt.task import Question, Task
 
