@@ -10,10 +10,12 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 
 from vaswani import Translator
 from vaswani.interop import export_folder
+from vaswani.interop.onnx_runtime import import_onnxruntime
+
+onnxruntime = import_onnxruntime()  # as `import onnxruntime`, without its reports to Microsoft
 
 model = sys.argv[1] if len(sys.argv) > 1 else "runs/example"
 lines = ["27. Januar 1999", "samedi 1 mai 2027", "Tuesday, March 3, 2020", "3 de marzo de 2020"]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # some tests import ONNX Runtime before our package does
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # `torch.compile` keeps what it has made for the processor, and uses it again although ATEN_CPU_CAPABILITY has
 # changed: code for 8 numbers, compiled for 16, writes behind the end of its tensors.

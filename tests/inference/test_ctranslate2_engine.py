@@ -447,12 +447,14 @@ def test_a_generation_config_that_the_engine_cannot_honour(values, message, expo
         engine_translator(folder)
 
 
-def test_neutral_values_of_a_generation_config_are_accepted(exported, tmp_path):
+def test_neutral_values_of_a_generation_config_are_accepted(exported, tmp_path, caplog):
     neutral = {name: value for name, value in ctranslate2_engine.LACKING.items() if value not in (None, [])}
     folder = copied(exported, tmp_path / "copy", **neutral)
     assert engine_translator(folder)(SENTENCES[:3]) == engine_translator(exported)(SENTENCES[:3])
+    assert "generation_config.json" not in caplog.text
     (folder / "generation_config.json").unlink()
     assert engine_translator(folder)(SENTENCES[:3]) == engine_translator(exported)(SENTENCES[:3])
+    assert f"{folder} has no generation_config.json, which may suppress or force tokens" in caplog.text
     assert all(hasattr(GenerationConfig(), name) for name in neutral)
 
 

@@ -278,7 +278,7 @@ def test_a_model_that_would_lose_its_task_is_refused(model_class, tmp_path, caps
     assert run(["export", str(tmp_path / "model"), str(tmp_path / "out")]) == 2
     told = capsys.readouterr().err.strip()
     assert f"CTranslate2 has no counterpart of {model_class.__name__}; it runs Vaswani" in told
-    assert told.endswith("; export it with its head to ONNX (--to onnx)")
+    assert told.endswith("; export it to ONNX (--to onnx)")
     assert not (tmp_path / "out").exists()
 
 

@@ -3,6 +3,9 @@
 import dataclasses
 import itertools
 import json
+import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, get_args
@@ -14,9 +17,10 @@ from library_models import randomize
 from transformers import BertConfig, BertModel
 
 import vaswani
-from toy_translation import save_toy_checkpoint, toy_model, toy_tokenizers
+from toy_translation import save_toy_checkpoint, toy_model, toy_tokenizer, toy_tokenizers
 from vaswani import (
     VaswaniConfig,
+    VaswaniEncoderModel,
     VaswaniForCausalLM,
     VaswaniForConditionalGeneration,
     VaswaniForTokenClassification,
@@ -405,3 +409,75 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(package, t
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UserError, match=r'install it with: pip install "vaswani\[onnx\]"$'):
         export_folder(str(tmp_path), tmp_path / "out", "onnx")
+
+
+def test_onnx_runtime_is_imported_in_one_place_and_reports_nothing():
+    """Its first import decides, so no other module may import it."""
+    source = Path(vaswani.__file__).parent
+    direct = re.compile(r"^ *(import onnxruntime|from onnxruntime import)", re.MULTILINE)
+    found = [path.name for path in source.rglob("*.py") if direct.search(path.read_text(encoding="utf-8"))]
+    assert found == ["onnx_runtime.py"]
+    program = "import os; from vaswani.interop.to_onnx import check_onnx; check_onnx(None); "
+    program += "print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "1\n"
+
+
+def save_sentence_model(folder: Path, **fields: Any) -> Path:
+    """As sentence-transformers saves a model with pooling, a layer and normalization."""
+    tokenizer = toy_tokenizer()
+    one_stack(VaswaniEncoderModel, vocab_size=len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    kinds = {"Transformer": "", "Pooling": "1_Pooling", "Dense": "2_Dense", "Normalize": "3_Normalize"}
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (kind, path) in enumerate(kinds.items())
+    ]
+    for path in ("1_Pooling", "2_Dense"):
+        (folder / path).mkdir()
+        (folder / path / "config.json").write_text(json.dumps({"of": path}))
+    (folder / "modules.json").write_text(json.dumps(fields.get("modules", modules)))
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 12}')
+    return folder
+
+
+@pytest.mark.parametrize("to", ["onnx", "ctranslate2"])
+def test_what_follows_a_model_of_sentence_transformers_is_kept_and_told(to, tmp_path, capsys):
+    folder = save_sentence_model(tmp_path / "model")
+    assert run(["export", str(folder), str(tmp_path / "out"), "--to", to]) == 0
+    told = capsys.readouterr().out
+    assert "left to whoever runs it, as modules.json says: Pooling, Dense, Normalize" in told
+    for name in ("modules.json", "sentence_bert_config.json", "1_Pooling/config.json", "2_Dense/config.json"):
+        assert (tmp_path / "out" / name).read_text() == (folder / name).read_text()
+    assert not (tmp_path / "out" / "3_Normalize").exists()
+
+
+@pytest.mark.parametrize(
+    ("modules", "message"),
+    [
+        ({}, None),
+        ([3], "lists no modules of sentence-transformers; correct or remove it"),
+        ([{"type": "a", "path": ""}, {"type": "b", "path": "../other"}], "names ../other, which is outside"),
+        ([{"type": "a", "path": ""}, {"type": "b", "path": "/etc"}], "names /etc, which is outside"),
+    ],
+)
+def test_a_list_of_modules_that_cannot_be_right(modules, message, tmp_path):
+    folder = save_sentence_model(tmp_path / "model", modules=modules)
+    (tmp_path / "other").mkdir()
+    if message is None:
+        assert export_folder(str(folder), tmp_path / "out", "onnx").modules == ()
+        return
+    with pytest.raises(UserError, match=message):
+        export_folder(str(folder), tmp_path / "out", "onnx")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_adapter_is_merged_first(tmp_path):
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    for work in (export_folder, convert_folder):
+        with pytest.raises(UserError, match="holds an adapter, and a whole model is needed: vaswani merge"):
+            work(str(tmp_path / "adapter"), tmp_path / "out")

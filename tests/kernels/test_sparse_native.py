@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparse_reference import PADDINGS, any_pattern, dense_reference, paddings, states
+from vaswani.errors import RunError
 from vaswani.kernels import sparse_native
 from vaswani.kernels.sparse_attention import sparse_attention
 from vaswani.model.sparse_attention import attend_by_pattern, pattern_numbers
@@ -316,3 +317,15 @@ def test_the_clock_tells_stages_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         torch.set_num_threads(threads)
     assert (seconds > 0).all()
+
+
+def test_a_program_that_was_exported_with_the_kernel_says_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There, nobody asks `can_compute`: that was done where the program was exported."""
+    pattern = SparsePattern(1, SIZE, window_blocks=1, global_blocks=0, random_blocks=0)
+    inputs = states(1, 1, 2 * SIZE, SIZE, torch.float32)
+    monkeypatch.setattr(sparse_native, "library", lambda: None)
+    monkeypatch.setattr(sparse_native, "unavailable", lambda: "there is no compiler")
+    with pytest.raises(RunError, match=r"with a kernel that cannot be used here \(there is no compiler\)"):
+        torch.ops.vaswani.sparse_attention(*inputs, None, None, pattern_numbers(pattern), 1.0, 0.0)

@@ -104,6 +104,11 @@ def export(
         f"saved {output}: {made.name} {engine}, {weights}{made.num_parameters:,} parameters, "
         f"{made.size / 2**20:.1f} MiB{head}"
     )
+    if made.modules:
+        say(
+            f"left to whoever runs it, as modules.json says: {', '.join(made.modules)} (the export has the "
+            "states of the tokens)"
+        )
 
 
 @app.command()

@@ -62,12 +62,17 @@ def weight_files(directory: Path) -> list[Path]:
         return _shards(directory)
     if pickled := sorted(directory.glob(PICKLED_WEIGHTS)):
         return pickled
+    check_not_adapter(directory)
+    check_not_onnx(directory)
+    raise UserError(f"{directory} has no weights ({WEIGHTS}); it may be half-written: use another checkpoint")
+
+
+def check_not_adapter(directory: Path) -> None:
+    """Raise a UserError if a folder holds an adapter."""
     if holds_adapter(directory):
         raise UserError(
             f"{directory} holds an adapter, and a whole model is needed: vaswani merge {directory} OUTPUT"
         )
-    check_not_onnx(directory)
-    raise UserError(f"{directory} has no weights ({WEIGHTS}); it may be half-written: use another checkpoint")
 
 
 def check_not_onnx(directory: Path) -> None:
@@ -75,7 +80,8 @@ def check_not_onnx(directory: Path) -> None:
     if any(directory.glob("*.onnx")):
         raise UserError(
             f"{directory} holds a model in ONNX, which runs with engine=onnx (vaswani translate, summarize, "
-            "evaluate and demo --engine onnx); elsewhere give the folder it was exported from"
+            "evaluate and demo --engine onnx) or, if it is no encoder-decoder, in ONNX Runtime alone; "
+            "elsewhere give the folder it was exported from"
         )
 
 

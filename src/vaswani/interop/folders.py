@@ -20,9 +20,10 @@ from vaswani.hub.checkpoint import load_checkpoint, local_folder
 from vaswani.hub.hashes import tokenizer_files, write_hashes
 from vaswani.hub.run_metadata import read_config
 from vaswani.hub.vocabulary import check_vocabulary
-from vaswani.hub.weights import check_places, check_weights, holds_adapter, load_weights
+from vaswani.hub.weights import check_not_adapter, check_places, check_weights, holds_adapter, load_weights
 from vaswani.interop.combination import combine
 from vaswani.interop.conversion import OUR_CLASSES, convert, export, format_of
+from vaswani.interop.sentence_modules import copy_sentence_modules
 from vaswani.interop.to_ctranslate2 import EXPORTED_WITHOUT_HEAD, check_engine, export_to_ctranslate2
 from vaswani.interop.to_onnx import check_onnx, export_to_onnx
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
@@ -68,12 +69,15 @@ class Exported:
         num_parameters: number of parameters; shared parameters count once.
         size: size of the model's files, in bytes.
         without_head_of: the class whose head is left out, if any.
+        modules: the modules of sentence-transformers that follow the model, such as its pooling; their files
+            are copied, and the user of the export applies them to its states.
     """
 
     name: str
     num_parameters: int
     size: int
     without_head_of: str | None = None
+    modules: tuple[str, ...] = ()
 
 
 def convert_folder(
@@ -96,6 +100,7 @@ def convert_folder(
     """
     check_output_folder(output, "the model")
     folder = local_folder(source)
+    check_not_adapter(folder)
     config = read_config(folder)
     if isinstance(config, VaswaniFamilyConfig) and to is None:
         raise UserError(f"{source} is already a vaswani model; give --to marian, bert, gpt2 ... to export it")
@@ -144,6 +149,7 @@ def export_folder(
     check_output_folder(output, "the model")
     _check_export_options(to, quantization, max_positions)
     folder = local_folder(source)
+    check_not_adapter(folder)
     config = read_config(folder)
     if not isinstance(config, VaswaniFamilyConfig):
         raise UserError(
@@ -166,9 +172,11 @@ def export_folder(
             export_to_ctranslate2(model, tokenizers, unfinished, **options)
         save_tokenizers(*tokenizers, unfinished)
         _keep_settings(folder, unfinished)
+        modules = copy_sentence_modules(folder, unfinished)
         if model.can_generate():
             model.generation_config.save_pretrained(unfinished)
-    return Exported(type(model).__name__, model.num_parameters(), _size(output, to), without_head_of)
+    size = _size(output, to)
+    return Exported(type(model).__name__, model.num_parameters(), size, without_head_of, modules)
 
 
 def _check_export_options(to: str, quantization: str | None, max_positions: int | None) -> None:

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani.data.text_codec import TextCodec
 from vaswani.errors import UserError
+from vaswani.interop.to_onnx import GRAPHS
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 from vaswani.unwritten_padding import unwritten_padding
 
@@ -95,7 +96,7 @@ def _check_exportable(model: PreTrainedModel, max_positions: int | None) -> None
     if type(model).__name__ not in SPECIFICATIONS:
         raise UserError(
             f"CTranslate2 has no counterpart of {type(model).__name__}; it runs "
-            f"{', '.join(SPECIFICATIONS)}; export it with its head to ONNX (--to onnx)"
+            f"{', '.join(SPECIFICATIONS)}{_elsewhere(model)}"
         )
     for stack in config.stacks:
         if set(config.layer_attention(stack)) != {"full"}:
@@ -113,6 +114,11 @@ def _check_exportable(model: PreTrainedModel, max_positions: int | None) -> None
             f"max_positions={max_positions} has no effect on learned positions, of which the model has "
             f"{config.max_position_embeddings}; leave it out"
         )
+
+
+def _elsewhere(model: PreTrainedModel) -> str:
+    """Return the advice to export a model to ONNX, if that can hold it."""
+    return "; export it to ONNX (--to onnx)" if type(model).__name__ in GRAPHS else ""
 
 
 # -------------------------------------------------------------------------------------------- kinds of models

@@ -24,6 +24,7 @@ from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
 from vaswani.errors import UserError
+from vaswani.interop.onnx_runtime import import_onnxruntime
 from vaswani.model.compatibility import CACHE_NAME
 
 QUANTIZATIONS = ("float32", "int8")
@@ -91,8 +92,8 @@ def _write_config(model: PreTrainedModel, path: Path) -> None:
 def check_onnx(quantization: str | None) -> None:
     """Raise `UserError` if a package for ONNX is not installed, or there is no such quantization."""
     try:
+        import_onnxruntime()
         import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise UserError(f"ONNX is not installed ({error}); {INSTALL}") from error
@@ -270,6 +271,7 @@ GRAPHS: dict[str, Callable[[Any], list[Graph]]] = {
     "VaswaniForConditionalGeneration": _encoder_decoder,
     "VaswaniForCausalLM": _causal,
     "VaswaniEncoderModel": _one_pass("last_hidden_state", "pooler_output"),
+    "VaswaniDecoderModel": _one_pass("last_hidden_state"),
     "VaswaniForPreTraining": _one_pass("prediction_logits", "seq_relationship_logits"),
     "VaswaniForMultipleChoice": _one_pass("logits", choices=True),
     **dict.fromkeys(
@@ -358,6 +360,7 @@ def _quantize(path: Path) -> None:
     overflow on processors without VNNI. ONNX Runtime gives embeddings, and an output projection that shares
     them, 8 bits and one scale for the matrix.
     """
+    import_onnxruntime()
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     whole = path.rename(path.with_suffix(".float32"))

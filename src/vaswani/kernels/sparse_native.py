@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from vaswani.errors import RunError
 from vaswani.kernels.native_library import native_library, why_not_compiled
 from vaswani.kernels.sequence_groups import Group, groups_of_sequences, whole_batch
 from vaswani.model.input_checks import has_values
@@ -236,7 +237,11 @@ def _call_in_groups(
 def _call(function: str, inputs: _Inputs, states: dict[str, torch.Tensor]) -> None:
     """Call a function of the library, which writes its results into some of the `states` [B, H, n, D]."""
     compiled = library()
-    assert compiled is not None  # `can_compute` has asked
+    if compiled is None:  # `can_compute` has asked, but for an exported program on another machine
+        raise RunError(
+            f"the program was exported with a kernel that cannot be used here ({unavailable()}); install a "
+            "compiler, or export the program where there is none"
+        )
     query, pattern, threads = inputs.query, inputs.pattern, torch.get_num_threads()
     batch, heads, length, width = query.shape
     num_blocks, size = pattern.num_blocks(length), pattern.block_size

@@ -161,6 +161,8 @@ def _ids_by_token(
 def _generation_config(path: Path, config: dict[str, Any], target_ids: dict[str, int]) -> GenerationConfig:
     """Return the folder's options of `generate`; take missing special tokens from the engine's config."""
     file = path / "generation_config.json"
+    if not file.exists():
+        logger.warning(f"{path} has no generation_config.json, which may suppress or force tokens")
     try:
         generation = GenerationConfig.from_dict(read_object(file) if file.exists() else {})
         generation.validate()

@@ -23,6 +23,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from vaswani.errors import UserError, check_positive, one_line
 from vaswani.files.json_files import read_object
 from vaswani.hub.run_metadata import read_config
+from vaswani.interop.onnx_runtime import import_onnxruntime
 from vaswani.interop.to_onnx import DECODER, DECODER_WITH_PAST, ENCODER, INSTALL
 from vaswani.model.compatibility import CACHE_NAME, takes_cache
 from vaswani.model.configuration_vaswani import VaswaniConfig
@@ -68,7 +69,7 @@ def _session(path: Path, threads: int) -> Any:
         UserError: ONNX Runtime is not installed, or cannot read the file.
     """
     try:
-        import onnxruntime
+        onnxruntime = import_onnxruntime()
     except ImportError as error:
         raise UserError(f"ONNX Runtime is not installed ({error}); {INSTALL}") from error
     options = onnxruntime.SessionOptions()
