@@ -21,11 +21,11 @@ from transformers import (
     RobertaForCausalLM,
 )
 
-from tiny_causal import ALL_MODELS, TEXT, gpt2, gpt2_like, llama, ours, sparse
+from tiny_causal import ALL_MODELS, TEXT, bart, gpt2, gpt2_like, llama, ours, sparse
 from vaswani.data.text.completions import RowBuilder
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.errors import RunError, UserError
-from vaswani.inference.continuing import before_stop, reads_padding
+from vaswani.inference.continuing import before_stop, counts_prompts, reads_padding
 from vaswani.inference.generate.generation import GeneratedText, Generation, TextGenerator
 from vaswani.inference.generation_options import GenerationOptions
 from vaswani.inference.language_model import LanguageModel
@@ -328,7 +328,6 @@ SETTINGS = {
     "min_length": 12,
     "forced_bos_token_id": 7,
     "encoder_repetition_penalty": 5.0,
-    "encoder_no_repeat_ngram_size": 1,
 }
 
 
@@ -337,13 +336,21 @@ def test_settings_of_the_model_that_count_tokens_do_not_count_padding(name: str)
     model, tokenizer = gpt2().double().eval(), gpt2_like()
     model.generation_config.eos_token_id = loop(model, tokenizer(PROMPTS[3])["input_ids"])[2]
     plain = TextGenerator(model, tokenizer, max_new_tokens=NEW_TOKENS)
-    prompts = [*PROMPTS, "1", "at I j"]
+    prompts = [*PROMPTS, "1"]
     before = plain(prompts)
     setattr(model.generation_config, name, SETTINGS[name])
     generator = TextGenerator(model, tokenizer, max_new_tokens=NEW_TOKENS)
     found = generator(prompts)
     assert found == [generator([prompt])[0] for prompt in prompts]
     assert found != before
+
+
+@pytest.mark.parametrize("name", [*SETTINGS, "encoder_no_repeat_ngram_size"])
+def test_settings_that_count_tokens_are_known(name: str) -> None:
+    model = gpt2()
+    assert not counts_prompts(model, GenerationOptions())
+    setattr(model.generation_config, name, SETTINGS.get(name, 2))
+    assert counts_prompts(model, GenerationOptions())
 
 
 def test_settings_for_other_results_than_one_text_are_left_out() -> None:
@@ -373,12 +380,13 @@ def long_rotary() -> PreTrainedModel:
     return Phi3ForCausalLM(Phi3Config(vocab_size=320, **shape, **limits, **tokens, rope_parameters=rope))
 
 
-@pytest.mark.parametrize("make", [recurrent, long_rotary])
-def test_models_that_read_padding_get_none(make: Callable[[], PreTrainedModel]) -> None:
-    torch.manual_seed(0)
-    model = make().double().eval()
-    assert reads_padding(model)
-    generator = TextGenerator(model, gpt2_like(), max_new_tokens=4)
+@pytest.mark.parametrize("make", [recurrent, long_rotary, bart, sparse])
+def test_models_that_read_padding_are_found(make: Callable[[], PreTrainedModel]) -> None:
+    assert reads_padding(make().eval())
+
+
+def test_a_long_prompt_does_not_change_the_rotary_positions_of_others() -> None:
+    generator = TextGenerator(long_rotary().double().eval(), gpt2_like(), max_new_tokens=4)
     together = list(generator.generate(PROMPTS))
     for prompt, generation in zip(PROMPTS, together, strict=True):
         (alone,) = generator.generate([prompt])
