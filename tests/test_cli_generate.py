@@ -17,6 +17,7 @@ from toy_translation import save_toy_checkpoint
 from vaswani.cli import run
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.inference.generate.generation import GeneratedText, Generation, TextGenerator
+from vaswani.inference.inputs import on_one_line
 
 PROMPTS = ["the cat", "", "is that right?", "1 2 3"]
 CHATS: list[Any] = [
@@ -154,6 +155,29 @@ def test_chats_are_answered(model: Path, tmp_path: Path, capfd: pytest.CaptureFi
     assert [row["continuation"] for row in rows_of(output)] == generated(model, CHATS)
 
 
+@pytest.mark.parametrize("way", ["asked", "trained"])
+def test_lines_are_messages_of_a_user(
+    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture, way: str
+) -> None:
+    lines, record = tmp_path / "prompts.txt", model / "training_config.yaml"
+    lines.write_text("is it?\nthe cat\n")
+    command_line = ["--input", lines, "--max_new_tokens", "6", *(["--chat"] if way == "asked" else [])]
+    if way == "trained":
+        record.write_text(yaml.safe_dump({"messages_field": "chat"}))
+    try:
+        status, output, errors = command(capfd, model, *command_line)
+        of_json = command(capfd, model, *command_line, "--num_samples", "1")[1]
+        table = write_rows(tmp_path / "in.jsonl", [{"prompt": "is it?"}])
+        of_table = command(capfd, model, "--input", table, "--chat", "--max_new_tokens", "6")[1]
+    finally:
+        record.unlink(missing_ok=True)
+    assert status == 0, errors
+    assert output == "".join(f"{on_one_line(text)}\n" for text in generated(model, CHATS))
+    assert generated(model, CHATS) != generated(model, ["is it?", "the cat"])
+    assert [row["prompt"] for row in rows_of(of_json)] == ["is it?", "the cat"]
+    assert [row["continuation"] for row in rows_of(of_table)] == generated(model, CHATS[:1])
+
+
 @pytest.mark.parametrize(
     ("settings", "rows"),
     [
@@ -206,6 +230,7 @@ def test_json_lines_come_through_a_pipe(
             ["--prompt_field", "a", "--messages_field", "b"],
             "--prompt_field a and --messages_field b exclude each other; give one",
         ),
+        (["--chat", "--messages_field", "b"], "--chat and --messages_field b exclude each other; give one"),
         (["--messages_field", "b"], "--messages_field b is for tables, and {lines} is read as lines"),
         (["--output", "{lines}"], "{lines} would replace the input"),
         (["--output", "out.jsonl"], "add --num_samples for lines of JSON"),

@@ -43,6 +43,14 @@ def generate(
             "Default: as in training.",
         ),
     ] = None,
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat",
+            help="Each prompt is the message of a user, to be answered by the tokenizer's chat template. "
+            "Default for lines if the model was trained on chats.",
+        ),
+    ] = False,
     output_field: Annotated[
         str | None,
         typer.Option("--output_field", help="Field to add to the rows of a table. [continuation]"),
@@ -91,6 +99,7 @@ def generate(
     gives a line of JSON: the row with its continuation.
     """
     from vaswani.files.line_files import LineWriter, check_not_input
+    from vaswani.files.run_settings import read_settings
 
     options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
@@ -107,8 +116,8 @@ def generate(
         raise UserError(f"--output_field {output_field} has no effect with --num_samples; leave it out")
     check_not_input(output_name, input_name)
     fields = {"prompt_field": prompt_field, "messages_field": messages_field}
-    added = output_field or "continuation"
-    with _open_prompts(model, input_name, fields, None if num_samples else added) as texts:
+    added, trained = output_field or "continuation", read_settings(Path(model))
+    with _open_prompts(input_name, fields, trained, chat, None if num_samples else added) as texts:
         from vaswani.inference.batches import BUFFERED_TEXTS
         from vaswani.inference.generate.files import generate_texts
         from vaswani.inference.generate.generation import TextGenerator, check_generation
@@ -116,6 +125,7 @@ def generate(
         check_generation(**options).check_samples(num_samples or 1)
         _check_lines(texts, input_name, output_name, output_field, num_samples)
         begin_work()
+        options["chat"] = chat or (texts.row is None and trained.get("messages_field") is not None)
         with LineWriter(output_name) as writer:
             generator = TextGenerator.from_pretrained(
                 model, max_tokens_per_batch=max_tokens_per_batch, **options, **loading
@@ -134,35 +144,37 @@ def generate(
     warn(f"continued {report}")
 
 
-def _open_prompts(model: str, name: str, fields: dict[str, str | None], added: str | None) -> Any:
+def _open_prompts(
+    name: str, fields: dict[str, str | None], trained: dict[str, Any], chat: bool, added: str | None
+) -> Any:
     """Open prompts or chats; a field that is not given is that of the training.
 
     Args:
-        model: name of the model.
         name: name of the input.
         fields: the options "prompt_field" and "messages_field".
+        trained: settings of the training.
+        chat: whether prompts are messages of users.
         added: field that the output adds to a row; None for those of several continuations.
     """
-    from vaswani.files.run_settings import read_settings
     from vaswani.inference.inputs import open_texts
 
     prompt, messages = fields["prompt_field"], fields["messages_field"]
-    if prompt is not None and messages is not None:
-        raise UserError(
-            f"--prompt_field {prompt} and --messages_field {messages} exclude each other; give one"
-        )
-    trained = read_settings(Path(model))
-    if prompt is None and messages is None:
-        messages = trained.get("messages_field")
-    option, field = ("prompt_field", prompt) if messages is None else ("messages_field", messages)
+    if messages is not None and (prompt is not None or chat):
+        other = "--chat" if prompt is None else f"--prompt_field {prompt}"
+        raise UserError(f"{other} and --messages_field {messages} exclude each other; give one")
+    of_training = None if prompt is not None or chat else trained.get("messages_field")
+    if messages is None and of_training is None:
+        option, given, default = "prompt_field", prompt, trained.get("prompt_field") or "prompt"
+    else:
+        option, given, default = "messages_field", messages, of_training
     return open_texts(
         name,
-        fields[option],
+        given,
         option=option,
-        default=field or trained.get("prompt_field") or "prompt",
+        default=default,
         added=["continuations", "problem", "prompt_cut_off"] if added is None else [added],
         remedy="rename it" if added is None else "choose another with --output_field",
-        chats=messages is not None,
+        chats=option == "messages_field",
     )
 
 

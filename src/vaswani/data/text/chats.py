@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from vaswani.data.text_codec import TextCodec
 from vaswani.errors import UserError, one_line
 
-ASSISTANT = "assistant"
+USER, ASSISTANT = "user", "assistant"
 Chat = list[dict[str, Any]]
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from vaswani.data.text.chats import ASSISTANT, Chat, as_chat, rendered_chat
+from vaswani.data.text.chats import ASSISTANT, USER, Chat, as_chat, rendered_chat
 from vaswani.errors import UserError, check_positive
 from vaswani.inference.batches import BUFFERED_TEXTS, buffers, checked, listed
 from vaswani.inference.continuing import Prompt, TokenIds
@@ -74,11 +74,20 @@ class Generation:
 
 @dataclass(frozen=True)
 class _Asked:
-    """A prompt of a stream: its number, what was given, and the text that the model reads, or a problem."""
+    """A prompt of a stream.
+
+    Args:
+        number: its number.
+        given: what was given.
+        text: what the model reads.
+        rendered: whether a chat template wrote the text.
+        problem: why there is no text.
+    """
 
     number: int
     given: TextOrChat
     text: str
+    rendered: bool = False
     problem: str | None = None
 
     def __len__(self) -> int:
@@ -106,6 +115,7 @@ class TextGenerator(FromPretrained):
         too_long: for prompts after which the model has positions for fewer tokens: `"skip"` shortens the
             continuation, and finds none, with the problem, if not even one token fits; `"cut"` reads only the
             end of the prompt, so that `max_new_tokens` fit.
+        chat: each text is the message of a user, to be answered, instead of a text to continue.
         max_tokens_per_batch: maximum tokens of a batch, with padding and generated tokens. A longer text
             forms its own batch.
         options: how tokens are chosen (see `GenerationOptions`); greedily by default.
@@ -124,11 +134,13 @@ class TextGenerator(FromPretrained):
         max_new_tokens: int = DEFAULT_NEW_TOKENS,
         stop: Sequence[str] = (),
         too_long: TooLong = "skip",
+        chat: bool = False,
         max_tokens_per_batch: int = 8192,
         **options: Any,
     ):
         self.options = check_generation(max_new_tokens, stop, too_long, **options)
         self.max_new_tokens, self.stop, self.too_long = max_new_tokens, tuple(stop), too_long
+        self.chat = chat
         self.language_model = LanguageModel(model, tokenizer, max_tokens_per_batch)
         positions = self.language_model.positions
         if too_long == "cut" and positions is not None and self._kept(positions) <= len(self._leading):
@@ -191,22 +203,27 @@ class TextGenerator(FromPretrained):
 
     def _ask(self, prompt: Any, number: int) -> _Asked:
         """Return a prompt with the text that the model reads."""
+        where = f"prompt {number + 1:,}"
         if isinstance(prompt, str):
             (text,) = checked([prompt])
-            return _Asked(number, prompt, text)
-        where, tokenizer = f"prompt {number + 1:,}", self.language_model.tokenizer
-        try:
-            chat = as_chat(prompt)
-        except UserError as error:
-            raise UserError(f"{where} is neither a text nor a chat: {error}") from error
+            if not self.chat:
+                return _Asked(number, prompt, text)
+            chat: Chat = [{"role": USER, "content": text}]
+        else:
+            try:
+                chat = as_chat(prompt)
+            except UserError as error:
+                raise UserError(f"{where} is neither a text nor a chat: {error}") from error
+        tokenizer = self.language_model.tokenizer
         if tokenizer.chat_template is None:
             raise UserError(f"{where} is a chat, and the tokenizer has no chat template; give texts")
         if chat and chat[-1]["role"] == ASSISTANT:
             chat = chat[:-1]
         try:
-            return _Asked(number, prompt, rendered_chat(tokenizer, chat, "it", add_generation_prompt=True))
+            text = rendered_chat(tokenizer, chat, "it", add_generation_prompt=True)
         except UserError as error:
             return _Asked(number, prompt, "", problem=str(error))
+        return _Asked(number, prompt, text, rendered=True)
 
     def _generate_buffers(
         self,
@@ -236,10 +253,10 @@ class TextGenerator(FromPretrained):
     def _encode(self, asked: list[_Asked]) -> list[Prompt]:
         """Return the tokens of texts, and those of chats, which their template has framed."""
         encoded = {}
-        for is_text in (True, False):
-            texts = [one.text for one in asked if isinstance(one.given, str) == is_text]
-            encoded[is_text] = iter(self.language_model.encode(texts, rendered=not is_text))
-        return [next(encoded[isinstance(one.given, str)]) for one in asked]
+        for rendered in (False, True):
+            texts = [one.text for one in asked if one.rendered == rendered]
+            encoded[rendered] = iter(self.language_model.encode(texts, rendered=rendered))
+        return [next(encoded[one.rendered]) for one in asked]
 
     def _fit(self, prompt: Prompt, problem: str | None) -> _Fitted:
         """Return a prompt with the number of new tokens that the model has positions for."""
