@@ -71,6 +71,7 @@ def test_each_path(models: Path, tmp_path: Path, capfd: pytest.CaptureFixture, n
                 "summarize",
                 "predict",
                 "embed",
+                "generate",
                 "score",
                 "align",
             )

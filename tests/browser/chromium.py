@@ -44,6 +44,9 @@ def start_chromium(program: str) -> Iterator[Browser]:
         browser.close()
 
 
+_NOTHING_FADES = "!document.getAnimations().some(each => each instanceof CSSTransition)"
+
+
 class WatchedPages:
     """Opens pages, each in a fresh context; `problems` says what went wrong in any of them."""
 
@@ -77,6 +80,7 @@ class WatchedPages:
     def check_accessibility(self, page: Page) -> None:
         """Fail if axe finds something serious or critical on the page, once nothing on it is faded."""
         page.wait_for_function("!document.querySelector('.pending')")  # Gradio's, until an output is complete
+        page.wait_for_function(_NOTHING_FADES)
         found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
         serious = [
             f"{finding['id']}: {finding['help']}: {node['html'][:200]} {node['failureSummary']}"
