@@ -297,8 +297,7 @@ def _evaluate_texts(asked: Asked) -> dict[str, Any]:
         if asked.kind == "completions":
             return evaluate_completions(folder, split, **more)
         objective = read_settings(folder)["objective"] if asked.kind == "denoising" else asked.kind
-        found = evaluate_language_model(folder, objective, split, stride=options["stride"], **more)
-        return found if options["stride"] is None else {**found, "stride": options["stride"]}
+        return evaluate_language_model(folder, objective, split, stride=options["stride"], **more)
     except UserError as error:
         if "max_length" not in str(error):
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
@@ -44,26 +44,18 @@ from vaswani.hub.weights import (
 logger = logging.getLogger(__name__)
 
 
-class _Purpose(NamedTuple):
-    """What an Auto class is for, in messages: what other models lack, examples of its models, a command."""
-
-    lack: str
-    examples: str
-    command: str
-
-
+# For error messages, by Auto class: what a model lacks that it does not load, and examples of those it loads.
 _PURPOSES = {
-    AutoModelForSeq2SeqLM: _Purpose(
+    AutoModelForSeq2SeqLM: (
         "does not translate",
         "an encoder-decoder such as 'vaswani', 'marian', 'bart' or 't5'",
-        "vaswani translate",
     ),
-    AutoModelForCausalLM: _Purpose(
+    AutoModelForCausalLM: (
         "does not continue texts",
         "a causal model such as 'vaswani_decoder', 'gpt2' or 'llama'",
-        "vaswani generate",
     ),
 }
+WRITING_COMMANDS = {AutoModelForSeq2SeqLM: "vaswani translate", AutoModelForCausalLM: "vaswani generate"}
 
 
 def load_checkpoint(
@@ -123,13 +115,14 @@ def _check_serves(auto_class: Any, config: PreTrainedConfig, directory: Path) ->
     """Raise a UserError unless an Auto class loads models of this type."""
     if serves(auto_class, config):
         return
-    fallback = _Purpose(f"{auto_class.__name__} does not load", "a model that it does", "")
-    purpose = _PURPOSES.get(auto_class, fallback)
-    others = (other.command for served, other in _PURPOSES.items() if serves(served, config))
-    advice = f", or use {command}" if (command := next(others, None)) else ""
+    problem, expected = _PURPOSES.get(
+        auto_class, (f"{auto_class.__name__} does not load", "a model that it does")
+    )
+    commands = (command for other, command in WRITING_COMMANDS.items() if serves(other, config))
+    advice = f", or use {command}" if (command := next(commands, None)) else ""
     raise UserError(
-        f"{directory} holds a model of type {config.model_type!r}, which {purpose.lack}; expected "
-        f"{purpose.examples}{advice}"
+        f"{directory} holds a model of type {config.model_type!r}, which {problem}; expected "
+        f"{expected}{advice}"
     )
 
 

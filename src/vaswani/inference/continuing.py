@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -55,7 +56,10 @@ class ContinuationTexts:
     def __init__(self, codec: TextCodec, prompts: Sequence[Prompt]):
         self._codec = codec
         self._prompts = prompts
-        self._before = codec.decode([list(prompt.token_ids) for prompt in prompts])
+
+    @cached_property
+    def _before(self) -> list[str]:
+        return self._codec.decode([list(prompt.token_ids) for prompt in self._prompts])
 
     def of(self, rows: Iterable[int], continuations: Sequence[TokenIds]) -> list[str]:
         """Return the texts of the continuations of some rows."""

@@ -52,9 +52,14 @@ def position_limit(model: PreTrainedModel, side: Side = "target") -> int | None:
     return None if limit is None or limit < 0 else limit  # XLNet has -1 for no limit
 
 
-def token_limit(model: PreTrainedModel) -> int | None:
-    """Return the most tokens of a text that a decoder has positions for, or None if there is no limit."""
-    positions = position_limit(model)
+def token_limit(model: PreTrainedModel, side: Side = "target") -> int | None:
+    """Return the most tokens of a text that the model has positions for, or None if there is no limit.
+
+    Args:
+        model: any model.
+        side: for an encoder-decoder: its sources or its targets.
+    """
+    positions = position_limit(model, side)
     return None if positions is None else positions - _padded(model)
 
 
@@ -63,18 +68,18 @@ def source_limit(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
 
     The tokenizer may set a lower limit.
     """
-    positions = position_limit(model, "source")
-    return None if positions is None else min(positions - _padded(model), tokenizer.model_max_length)
+    limit = token_limit(model, "source")
+    return None if limit is None else min(limit, tokenizer.model_max_length)
 
 
 def longest_text(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: int | None, side: Side = "target"
 ) -> int:
     """Return the maximum tokens of a text: the requested number, limited by the model's positions."""
-    positions = position_limit(model, side)
-    if positions is None:
+    limit = token_limit(model, side)
+    if limit is None:
         return asked or length_limit(tokenizer) or DEFAULT_LENGTH
-    return min(positions - _padded(model), asked or tokenizer.model_max_length)
+    return min(limit, asked or tokenizer.model_max_length)
 
 
 def _padded(model: PreTrainedModel) -> int:

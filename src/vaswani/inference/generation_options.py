@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from vaswani.bounds import LARGEST_SEED, Bounds
 from vaswani.errors import UserError, check_positive
 from vaswani.inference.sampling import Sampling
 
-BOUNDS = {
+_BOUNDS = {
     "no_repeat_ngram_size": Bounds(at_least=0, whole=True),
     "repetition_penalty": Bounds(above=0),
     "temperature": Bounds(above=0),
@@ -38,6 +40,8 @@ class GenerationOptions:
         UserError: an option is out of range, or one of sampling is given without `temperature`.
     """
 
+    bounds: ClassVar[Mapping[str, Bounds]] = _BOUNDS
+
     no_repeat_ngram_size: int | None = None
     repetition_penalty: float | None = None
     temperature: float | None = None
@@ -46,7 +50,7 @@ class GenerationOptions:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        for name, bounds in BOUNDS.items():
+        for name, bounds in self.bounds.items():
             if (value := getattr(self, name)) is not None:
                 bounds.check(name, value)
         for name in ("top_k", "top_p", "seed"):

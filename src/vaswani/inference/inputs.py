@@ -183,14 +183,7 @@ def valid_text(text: str) -> str:
 
 
 class ChatColumn(Column):
-    """A field of a table's rows that holds a chat."""
-
-    def check(self, path: Path) -> None:
-        """Raise a UserError unless a table has the field."""
-        from vaswani.data.sources.reading import check_field
-        from vaswani.data.sources.records import fields_of
-
-        check_field(f"--{self.option}", self.field, fields_of(path), str(path))
+    """A field of a table's rows that holds a chat: a list, so `words` is true."""
 
     def read(self, record: Record) -> Any:
         """Return the messages of a row, or raise a UserError."""
@@ -323,8 +316,8 @@ def open_texts(
     """
     if documents not in (None, *DOCUMENTS):
         raise UserError(f"documents={documents} is unknown; expected {', '.join(DOCUMENTS)}")
-    of_class = ChatColumn if chats else Column
-    columns = [of_class(field or default, option, words), *others]
+    of_texts = ChatColumn if chats else Column
+    columns = [of_texts(field or default, option, words or chats), *others]
     if pair_field is not None:
         columns.insert(1, Column(pair_field, "text_pair_field", words))
     of_table = field is not None or pair_field is not None or bool(others)

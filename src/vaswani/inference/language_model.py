@@ -31,7 +31,7 @@ from transformers import (
 )
 
 from vaswani.data.text.chats import template_token_ids
-from vaswani.data.text_codec import TextCodec, begin_token_id
+from vaswani.data.text_codec import TextCodec
 from vaswani.errors import UserError, check_positive
 from vaswani.inference.batches import batches, within_memory
 from vaswani.inference.continuing import (
@@ -132,51 +132,36 @@ class LanguageModel:
         self.positions = token_limit(model)
         self._texts = TextCodec(tokenizer)
         self.leading = self._texts.frame().leading
-        begin = begin_token_id(tokenizer)
-        self._begin = () if begin is None else (begin,)
         self._forward_arguments = inspect.signature(model.forward).parameters
         check_causal(model)
 
     def encode(self, texts: Sequence[str], *, rendered: bool = False) -> list[Prompt]:
         """Return texts as prompts, after the leading special tokens, as a training with completions has them.
 
-        White space at the end of a text may form other tokens where a word follows. An empty text has the
-        token that begins texts, or none if there is no such token.
+        White space at the end of a text may form other tokens where a word follows: these are the prompt's.
+        An empty text may have no tokens.
 
         Args:
             texts: the texts.
             rendered: a chat template wrote the texts, with all special tokens.
         """
-        prompts = []
-        encoded = self._token_ids(texts, rendered)
-        for text, token_ids in zip(texts, encoded, strict=True):
-            if text[-1:].isspace():
-                prompts.append(self._before_word(text, token_ids, rendered))
-            else:
-                prompts.append(Prompt(token_ids or self._begin))
+        prompts = [Prompt(token_ids) for token_ids in self._token_ids(texts, rendered)]
+        spaced = [place for place, text in enumerate(texts) if text[-1:].isspace()]
+        followed = self._token_ids([f"{texts[place]}a" for place in spaced], rendered)
+        before = [token_ids[:-1] for token_ids in followed]
+        decoded = zip(self._decode(before), self._decode(followed), strict=True)
+        for place, token_ids, (shorter, longer) in zip(spaced, before, decoded, strict=True):
+            last = longer.removeprefix(shorter)  # what the last token adds
+            if token_ids and last in ("a", " a"):
+                prompts[place] = Prompt(token_ids, before_space=last == " a")
         return prompts
-
-    def _before_word(self, text: str, token_ids: TokenIds, rendered: bool) -> Prompt:
-        """Return a text that ends with white space as a prompt: its tokens where a word follows.
-
-        Args:
-            text: the text.
-            token_ids: its tokens where nothing follows.
-            rendered: see `encode`.
-        """
-        (followed,) = self._token_ids([f"{text}a"], rendered)
-        before = followed[:-1]
-        shorter, longer = self._texts.decode([list(before), list(followed)])
-        last = longer.removeprefix(shorter)
-        if not before or last not in ("a", " a"):
-            return Prompt(token_ids or self._begin)
-        return Prompt(before, before_space=last == " a")
 
     def encode_prompt(self, prompt: str) -> Prompt:
         """Return a text as a prompt; raise a UserError if the tokenizer gives no tokens for it."""
-        if not self._token_ids([prompt])[0]:
+        (encoded,) = self.encode([prompt])
+        if not encoded.token_ids:
             raise UserError("the prompt is empty; give a text to continue")
-        return self.encode([prompt])[0]
+        return encoded
 
     def encode_answers(self, prompt: str, answers: Sequence[str]) -> list[Continuation]:
         """Return the prompt with each answer, all scored from the same position.
@@ -379,6 +364,9 @@ class LanguageModel:
             return [tuple(token_ids) for token_ids in template_token_ids(self._texts, texts)]
         encoded = self._texts.token_ids(texts, add_special_tokens=False)
         return [(*self.leading, *token_ids) for token_ids in encoded]
+
+    def _decode(self, sequences: Sequence[TokenIds]) -> list[str]:
+        return self._texts.decode([list(token_ids) for token_ids in sequences])
 
     def _until_end(self, sequences: torch.Tensor) -> list[TokenIds]:
         """Return the rows of tokens [R, N] up to the first end token of each."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import NamedTuple
 
 from vaswani.errors import UserError, listing, one_line
+from vaswani.interop.sentence_modules import MODULES, sentence_modules
 
 POOLINGS = {"mean": "mean", "cls": "cls", "max": "max", "last": "lasttoken"}  # sentence-transformers' names
-MODULES = "modules.json"
 KNOWN_MODULES = {"Transformer", "Pooling", "Normalize"}
 REMEDY = "use sentence_transformers.SentenceTransformer, or name a pooling, which leaves its modules out"
 
@@ -33,8 +32,7 @@ def sentence_pooling(folder: Path) -> SentencePooling:
     try:
         from sentence_transformers.sentence_transformer.modules import Pooling  # slow to import
 
-        modules = json.loads(path.read_text(encoding="utf-8"))
-        folder_of = {module["type"].rpartition(".")[2]: folder / module["path"] for module in modules}
+        folder_of = {kind: folder / place for kind, place in sentence_modules(folder)}
         given = Pooling.load(str(folder_of["Pooling"])).pooling_mode if "Pooling" in folder_of else ()
     except Exception as error:  # a damaged file can raise anything
         raise UserError(f"{path} cannot be read ({one_line(error)}); {REMEDY}") from error

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani.data.text.chats import ASSISTANT, USER, Chat, as_chat, rendered_chat
+from vaswani.data.text_codec import Frame, begin_token_id
 from vaswani.errors import UserError, check_positive
 from vaswani.inference.batches import BUFFERED_TEXTS, buffers, checked, listed
 from vaswani.inference.continuing import Prompt, TokenIds
@@ -235,7 +236,7 @@ class TextGenerator(FromPretrained):
     ) -> Iterator[Generation]:
         for buffer in buffers(asked, buffer_size):
             fitted = [
-                self._fit(prompt, one.problem)
+                self._fit(prompt) if one.problem is None else _Fitted(prompt, 0, one.problem)
                 for one, prompt in zip(buffer, self._encode(buffer), strict=True)
             ]
             drafts = [
@@ -258,20 +259,21 @@ class TextGenerator(FromPretrained):
             encoded[rendered] = iter(self.language_model.encode(texts, rendered=rendered))
         return [next(encoded[one.rendered]) for one in asked]
 
-    def _fit(self, prompt: Prompt, problem: str | None) -> _Fitted:
+    def _fit(self, prompt: Prompt) -> _Fitted:
         """Return a prompt with the number of new tokens that the model has positions for."""
-        if problem is not None:
-            return _Fitted(prompt, 0, problem)
         token_ids = prompt.token_ids
         most, positions = self.max_new_tokens, self.language_model.positions
         if not token_ids:
-            return _Fitted(prompt, 0, "it is empty, and the tokenizer has no token that begins a text")
+            begin = begin_token_id(self.language_model.tokenizer)
+            if begin is None:
+                return _Fitted(prompt, 0, "it is empty, and the tokenizer has no token that begins a text")
+            return self._fit(Prompt((begin,)))
         if positions is None or len(token_ids) <= self._kept(positions):
             return _Fitted(prompt, most)
         if self.too_long == "cut":
-            kept = self._leading if token_ids[: len(self._leading)] == self._leading else ()
-            rest = token_ids[len(token_ids) - self._kept(positions) + len(kept) :]
-            return _Fitted(prompt._replace(token_ids=(*kept, *rest)), most, cut_off=True)
+            leading = self._leading if token_ids[: len(self._leading)] == self._leading else ()
+            cut = Frame(leading, (), keeps_end=True).cut(token_ids, self._kept(positions))
+            return _Fitted(prompt._replace(token_ids=tuple(cut)), most, cut_off=True)
         if len(token_ids) > positions:
             problem = f"it has {len(token_ids):,} tokens, and the model has positions for {positions:,}"
             return _Fitted(prompt, 0, f"{problem}; shorten it, or give too_long=cut")

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
@@ -20,7 +20,7 @@ from vaswani.inference.generation_options import GenerationOptions
 from vaswani.inference.required_phrases import Phrase
 
 DEFAULT_BEAMS = 4  # section 6.1
-BOUNDS = {"num_beams": Bounds(at_least=1, whole=True), "coverage_penalty": Bounds(at_least=0)}
+_BOUNDS = {"num_beams": Bounds(at_least=1, whole=True), "coverage_penalty": Bounds(at_least=0)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,8 @@ class SearchOptions(GenerationOptions):
             with it; or coverage would rank the only hypothesis of greedy search.
     """
 
+    bounds: ClassVar[Mapping[str, Bounds]] = {**GenerationOptions.bounds, **_BOUNDS}
+
     num_beams: Any = None  # an int, once initialized
     length_penalty: float = 0.6
     coverage_penalty: float = 0.0
@@ -49,15 +51,12 @@ class SearchOptions(GenerationOptions):
     attention_of: int | Literal["all"] | None = None
 
     def __post_init__(self) -> None:
-        for name, bounds in BOUNDS.items():
-            if (value := getattr(self, name)) is not None:
-                bounds.check(name, value)
+        super().__post_init__()
         if self.temperature is not None and self.num_beams not in (None, 1):
             raise UserError(
                 f"num_beams={self.num_beams} searches, and temperature={self.temperature} samples; "
                 "leave one out"
             )
-        super().__post_init__()
         if self.num_beams is None:
             object.__setattr__(self, "num_beams", DEFAULT_BEAMS if self.temperature is None else 1)
         if self.coverage_penalty and self.num_beams == 1 and self.temperature is None:

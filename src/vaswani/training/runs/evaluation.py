@@ -114,7 +114,8 @@ def evaluate_language_model(
     with tempfile.TemporaryDirectory() as output:
         run = _run(folder, objective, {"output_dir": output, **settings}, stride)
         trainer, rows = _evaluated(run, split, max_rows, tell)
-        return report_scores(trainer, split, rows)
+        found = report_scores(trainer, split, rows)
+        return found if stride is None else {**found, "stride": stride}
 
 
 def evaluate_completions(
