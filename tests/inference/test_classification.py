@@ -165,9 +165,8 @@ def test_what_predicts_no_labels_is_refused(models: Path, tmp_path: Path) -> Non
     save_toy_decoder(tmp_path / "decoder")
     with pytest.raises(UserError, match=r"predicts no labels.*; it writes texts: use vaswani generate"):
         Classifier.from_pretrained(tmp_path / "decoder")
-    BartModel(BartConfig(vocab_size=9, d_model=8, encoder_layers=1, decoder_layers=1)).save_pretrained(
-        tmp_path / "bart"
-    )
+    sizes = {f"{side}_{name}": 1 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    BartModel(BartConfig(vocab_size=9, d_model=8, **sizes)).save_pretrained(tmp_path / "bart")
     with pytest.raises(UserError, match=r"predicts no labels.*; it writes texts: use vaswani translate"):
         Classifier.from_pretrained(tmp_path / "bart")  # named by its class without a head
     several = Classifier.from_pretrained(models / "multi_label").model
