@@ -35,10 +35,10 @@ import side_by_side
 from vaswani import VaswaniForConditionalGeneration
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.inference.decoding import EXTRA_LENGTH
+from vaswani.inference.onnx.loading import load_onnx
 from vaswani.inference.translate.ctranslate2_engine import CTranslate2Engine
 from vaswani.inference.translate.ctranslate2_folder import read_ctranslate2_folder
 from vaswani.inference.translate.engine import SearchOptions
-from vaswani.inference.translate.onnx_model import load_onnx
 from vaswani.interop.to_ctranslate2 import export_to_ctranslate2
 from vaswani.interop.to_onnx import export_to_onnx
 

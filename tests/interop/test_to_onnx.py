@@ -214,6 +214,8 @@ def test_a_causal_model_continues_from_its_cache(fields, tmp_path):
     model = one_stack(VaswaniForCausalLM, **fields)
     export_to_onnx(model, tmp_path)
     session = onnxruntime.InferenceSession(tmp_path / MODEL, providers=["CPUExecutionProvider"])
+    counts_all = fields.get("position_from_mask") is False
+    assert ("position_ids" in names_of(session.get_inputs())) == counts_all
     longest = 1100 if fields["position_embedding"] == "sinusoidal" else 50
     for rows, length, first_steps in [
         (1, 1, [1]),
@@ -227,11 +229,19 @@ def test_a_causal_model_continues_from_its_cache(fields, tmp_path):
         mask[0, : length // 3] = 0  # on the left
         with torch.no_grad():
             expected = model(input_ids=ids, attention_mask=mask).logits
-        past = {key: np.zeros((rows, 2, 0, 16), np.float32) for key in names_of(session.get_inputs())[2:]}
+        names = names_of(session.get_inputs())
+        past = {
+            name: np.zeros((rows, 2, 0, 16), np.float32)
+            for name in names
+            if name.startswith("past_key_values")
+        }
+        positions = torch.arange(length).expand_as(ids)
         found, end = [], 0
         for step in steps:
             start, end = end, end + step
             inputs = {"input_ids": ids[:, start:end].numpy(), "attention_mask": mask[:, :end].numpy()}
+            if "position_ids" in names:
+                inputs["position_ids"] = positions[:, start:end].numpy()
             logits, *present = session.run(None, {**inputs, **past})
             past = dict(zip(past, present, strict=True))
             found.append(logits)

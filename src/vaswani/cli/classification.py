@@ -13,6 +13,7 @@ from vaswani.cli.app import app
 from vaswani.cli.options import (
     BufferSize,
     InputName,
+    OnnxEngine,
     OutputName,
     PaddedTokensPerBatch,
     model_option,
@@ -79,6 +80,7 @@ def predict(
     ] = None,
     max_tokens_per_batch: PaddedTokensPerBatch = 8192,
     buffer_size: BufferSize = None,
+    engine: OnnxEngine = "torch",
     **loading: Any,
 ) -> None:
     """Predict the label of each line or table row, the tags of its words, or
@@ -106,7 +108,11 @@ def predict(
         begin_work()
         with LineWriter(output_name) as writer:
             predictor = way.of_class.from_pretrained(
-                model, max_length=max_length, max_tokens_per_batch=max_tokens_per_batch, **loading
+                model,
+                max_length=max_length,
+                max_tokens_per_batch=max_tokens_per_batch,
+                engine=engine,
+                **loading,
             )
             with progress_of_texts(texts, output_name) as bar:
                 report = way.predict(

@@ -9,6 +9,7 @@ import typer
 from vaswani.cli.app import app
 from vaswani.cli.options import (
     InputName,
+    OnnxEngine,
     PaddedTokensPerBatch,
     model_option,
     number,
@@ -86,6 +87,7 @@ def embed(
         ),
     ] = None,
     max_tokens_per_batch: PaddedTokensPerBatch = 8192,
+    engine: OnnxEngine = "torch",
     **loading: Any,
 ) -> None:
     """Embed text line by line, or a field of a table: a vector for each text, word or token."""
@@ -112,6 +114,7 @@ def embed(
         "max_length": max_length,
         "truncation": truncation,
         "max_tokens_per_batch": max_tokens_per_batch,
+        "engine": engine,
         **loading,
     }
     begin_work()

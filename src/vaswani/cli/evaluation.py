@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedConfig
 
-LOADING = ("max_tokens_per_batch", "revision", "device", "dtype", "allow_mismatch")
+LOADING = ("max_tokens_per_batch", "engine", "revision", "device", "dtype", "allow_mismatch")
 
 
 @dataclass(frozen=True)

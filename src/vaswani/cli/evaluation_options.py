@@ -53,7 +53,7 @@ TAKES = {
     },
     "null_score_diff_threshold": ("questions",),
     "stride": ("causal",),
-    **dict.fromkeys(("output_name", "dtype", "allow_mismatch"), ("seq2seq", "labels", "questions")),
+    **dict.fromkeys(("output_name", "engine", "dtype", "allow_mismatch"), ("seq2seq", "labels", "questions")),
 }
 FLAGS = {"output_name": "output", "banned_phrases": "ban", "required_phrases": "require"}
 
@@ -201,7 +201,7 @@ def declare(
 
 def kind_of(folder: Path, options: dict[str, Any]) -> str:
     """Return the kind of the model in a folder, a key of `NAMES`, and of the rows that it is evaluated on."""
-    if options["engine"] != "torch":
+    if options["engine"] == "ctranslate2":
         return "seq2seq"
     kind = _kind_of_class(folder)
     if kind == "causal" and _completes(folder, options):

@@ -10,6 +10,7 @@ from vaswani.cli.options import (
     BufferSize,
     InputName,
     NoRepeatNgramSize,
+    OnnxEngine,
     OutputName,
     RepetitionPenalty,
     SamplingSeed,
@@ -91,6 +92,7 @@ def generate(
         int, number("--max_tokens_per_batch", help="Tokens per batch, of prompts and outputs.", at_least=1)
     ] = 8192,
     buffer_size: BufferSize = None,
+    engine: OnnxEngine = "torch",
     **loading: Any,
 ) -> None:
     """Continue prompts, or answer chats, by a causal language model.
@@ -128,7 +130,7 @@ def generate(
         options["chat"] = chat or (texts.row is None and trained.get("messages_field") is not None)
         with LineWriter(output_name) as writer:
             generator = TextGenerator.from_pretrained(
-                model, max_tokens_per_batch=max_tokens_per_batch, **options, **loading
+                model, max_tokens_per_batch=max_tokens_per_batch, engine=engine, **options, **loading
             )
             with progress_of_texts(texts, output_name) as bar:
                 report = generate_texts(

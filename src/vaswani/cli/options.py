@@ -271,6 +271,14 @@ Engine = Annotated[
         help="Engine that runs the model: torch, or the engine that `vaswani export` wrote the folder for.",
     ),
 ]
+OnnxEngine = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        metavar="torch|onnx",
+        help="Engine that runs the model: torch, or onnx for the output of `vaswani export --to onnx`.",
+    ),
+]
 Quantization = Annotated[
     str | None,
     typer.Option(

@@ -105,7 +105,7 @@ def kind_of_checkpoint(name: str | Path, revision: str | None = None) -> Kind:
 
 
 def _kind_of_export(name: str | Path, revision: str | None) -> Kind:
-    """Return the kind of an exported encoder-decoder, which may have no `config.json`."""
+    """Return the kind of an encoder-decoder for CTranslate2, which may have no `config.json`."""
     return "summaries" if _trained_to_summarize(local_folder(name, revision, weights=False)) else "seq2seq"
 
 
@@ -130,7 +130,7 @@ def open_model(
 
     Args:
         name: a folder, or a name on the Hub.
-        engine: engine of an encoder-decoder, as in `Translator.from_pretrained`.
+        engine: `"torch"`, `"onnx"` or, for encoder-decoders, `"ctranslate2"`.
         revision: branch, tag or commit on the Hub; None means `main`.
         translator_options: options of `Translator`, for encoder-decoders; None values mean the defaults.
         loading: further options of `FromPretrained.from_pretrained`.
@@ -140,13 +140,13 @@ def open_model(
             kind.
     """
     given = {name: value for name, value in (translator_options or {}).items() if value is not None}
-    kind = kind_of_checkpoint(name, revision) if engine == "torch" else _kind_of_export(name, revision)
+    kind = (_kind_of_export if engine == "ctranslate2" else kind_of_checkpoint)(name, revision)
     if kind in ("seq2seq", "summaries"):
         options = {**(OF_SUMMARIES if kind == "summaries" else {}), **given, **loading}
         return CLASSES[kind].from_pretrained(name, engine=engine, revision=revision, **options)
     if given:
         raise UserError(f"{next(iter(given))} is for encoder-decoders, and {name} is not one; leave it out")
-    return CLASSES[kind].from_pretrained(name, revision=revision, **loading)
+    return CLASSES[kind].from_pretrained(name, engine=engine, revision=revision, **loading)
 
 
 def shown_names(names: Sequence[str]) -> list[str]:

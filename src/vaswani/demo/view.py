@@ -12,6 +12,7 @@ from vaswani.data.sources.reading import is_utf8
 from vaswani.data.text_codec import TextCodec
 from vaswani.demo.html_parts import alert, paragraph, part
 from vaswani.errors import RunError, UserError, one_line
+from vaswani.inference.onnx.base import OnnxPreTrainedModel
 from vaswani.insight.attention import AttentionMap, read_attention
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class View:
     Args:
         name: name of the model on the page.
         codec: encodes the texts that the model reads.
-        model: a PyTorch model; None if another engine runs it.
+        model: the model; None if CTranslate2 runs it.
 
     Class attributes are words on the page: `verb` on the button, and the labels of the text and its answer.
     """
@@ -54,7 +55,8 @@ class View:
     def __init__(self, name: str, codec: TextCodec, model: Any):
         self.name = name
         self.codec = codec
-        self.model = model
+        # Exported models show neither attention nor their size.
+        self.model: Any = None if isinstance(model, OnnxPreTrainedModel) else model
 
     def controls(self) -> list[Slider | Textbox]:
         """Return the inputs of the page beside the text; `answer` gets their values."""

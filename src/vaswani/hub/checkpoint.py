@@ -88,7 +88,7 @@ def load_checkpoint(
     config = read_config(directory)
     config.return_dict = True  # some configurations ask for tuples
     if auto_class is not None:
-        _check_serves(auto_class, config, directory)
+        check_serves(auto_class, config, directory)
     adapts = holds_adapter(directory)
     weights = _adapted_folder(directory) if adapts else directory
     check_weights(weights, config)
@@ -111,7 +111,7 @@ def load_checkpoint(
     return model.to(device).eval(), source_tokenizer, target_tokenizer  # type: ignore[arg-type]
 
 
-def _check_serves(auto_class: Any, config: PreTrainedConfig, directory: Path) -> None:
+def check_serves(auto_class: Any, config: PreTrainedConfig, directory: Path) -> None:
     """Raise a UserError unless an Auto class loads models of this type."""
     if serves(auto_class, config):
         return

@@ -79,9 +79,9 @@ def check_not_onnx(directory: Path) -> None:
     """Raise a UserError if a folder holds a model for ONNX Runtime."""
     if any(directory.glob("*.onnx")):
         raise UserError(
-            f"{directory} holds a model in ONNX, which runs with engine=onnx (vaswani translate, summarize, "
-            "evaluate and demo --engine onnx) or, if it is no encoder-decoder, in ONNX Runtime alone; "
-            "elsewhere give the folder it was exported from"
+            f"{directory} holds a model in ONNX, which runs with engine=onnx (vaswani translate, predict, "
+            "embed, generate, evaluate and others with --engine onnx); elsewhere give the folder it was "
+            "exported from"
         )
 
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from vaswani.errors import UserError
 from vaswani.hub.checkpoint import load_checkpoint
+from vaswani.inference.onnx.loading import load_onnx_checkpoint
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -18,6 +20,7 @@ class FromPretrained:
 
     _auto_class: ClassVar[Any] = None  # loads the model; None means the class that it was saved from
     _has_target: ClassVar[bool] = False  # whether the class takes a source and a target tokenizer
+    _engines: ClassVar[tuple[str, ...]] = ("torch",)
 
     @classmethod
     def from_pretrained(
@@ -28,6 +31,7 @@ class FromPretrained:
         dtype: str | torch.dtype | None = None,
         revision: str | None = None,
         allow_mismatch: bool = False,
+        engine: str = "torch",
         **options: Any,
     ) -> Self:
         """Load a model with its tokenizers.
@@ -38,13 +42,20 @@ class FromPretrained:
             dtype: dtype of the weights; None means as saved.
             revision: branch, tag or commit on the Hub; None means `main`.
             allow_mismatch: accept tokenizers or weights that seem to belong to another model.
+            engine: `"torch"`, or `"onnx"` for the folder of `vaswani export --to onnx`, which only some
+                classes run.
             options: other arguments of the class.
 
         Raises:
-            UserError: the model cannot be loaded (see `load_checkpoint`).
+            UserError: the model cannot be loaded (see `load_checkpoint` and `load_onnx_checkpoint`), or the
+                class does not run the engine.
         """
+        if engine not in cls._engines:
+            expected = " or ".join(cls._engines)
+            raise UserError(f"engine={engine} cannot be used by {cls.__name__}; expected {expected}")
         auto_class = cls._class_to_load(name, revision)
-        model, *tokenizers = load_checkpoint(name, device, dtype, revision, auto_class, allow_mismatch)
+        load = load_onnx_checkpoint if engine == "onnx" else load_checkpoint
+        model, *tokenizers = load(name, device, dtype, revision, auto_class, allow_mismatch)
         return cls(model, *tokenizers[: 1 + cls._has_target], **options)  # type: ignore[call-arg]
 
     @classmethod

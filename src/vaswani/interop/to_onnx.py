@@ -245,9 +245,12 @@ def _causal(model: Any) -> list[Graph]:
     heads = config.decoder_attention_heads
     shape = (BATCH, heads, PAST_LENGTH, config.d_model // heads)
     states = [f"{layer}.{part}" for layer in range(config.decoder_layers) for part in ("key", "value")]
+    # Other models count the tokens that the mask shows.
+    counts_all = not config.position_from_mask and config.position_embedding != "none"
     inputs: dict[str, tuple[int | str, ...]] = {
         "input_ids": (BATCH, LENGTH),
         "attention_mask": (BATCH, TOTAL_LENGTH),
+        **({"position_ids": (BATCH, LENGTH)} if counts_all else {}),
         **{f"past_key_values.{name}": shape for name in states},
     }
     return [Graph(MODEL, _continue, inputs, ["logits", *(f"present.{name}" for name in states)])]
@@ -259,6 +262,7 @@ def _continue(model: Any, inputs: Tensors) -> list[torch.Tensor]:
     outputs = model(
         input_ids=inputs["input_ids"],
         attention_mask=inputs["attention_mask"],
+        position_ids=inputs.get("position_ids"),
         past_key_values=DynamicCache([*zip(past[::2], past[1::2], strict=True)]),
         use_cache=True,
     )

@@ -56,6 +56,7 @@ class QuestionAnswerer(FromPretrained):
     """
 
     _auto_class: ClassVar[Any] = AutoModelForQuestionAnswering
+    _engines = ("torch", "onnx")
 
     def __init__(
         self,

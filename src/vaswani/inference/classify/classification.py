@@ -127,6 +127,8 @@ class Classifier(FromPretrained):
         UserError: an option is out of range, or the model predicts no labels.
     """
 
+    _engines = ("torch", "onnx")
+
     def __init__(
         self,
         model: PreTrainedModel,

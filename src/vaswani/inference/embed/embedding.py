@@ -38,6 +38,8 @@ from vaswani.inference.embed.word_vectors import (
     as_sentence,
     tokens_of_words,
 )
+from vaswani.inference.onnx.encoder_decoder import OnnxEncoder
+from vaswani.inference.onnx.one_stack import OnnxModel
 from vaswani.inference.pretrained import FromPretrained
 
 if TYPE_CHECKING:
@@ -95,6 +97,8 @@ class Embedder(FromPretrained):
         UserError: an option is out of range.
     """
 
+    _engines = ("torch", "onnx")
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -122,6 +126,8 @@ class Embedder(FromPretrained):
         config = getattr(self.model, "config", model.config)  # FSMT's encoder has no config
         self._last = config.num_hidden_layers
         self.layers = _layer_numbers(layers, self._last)
+        if isinstance(self.model, OnnxModel | OnnxEncoder):
+            self._check_exported(self.model)
         self.combine = _combination(combine, len(self.layers), model.device)
         self.normalize = normalize
         self._normalizes_texts = False  # as sentence-transformers does with its model
@@ -133,6 +139,7 @@ class Embedder(FromPretrained):
         self.max_length = longest_text(model, tokenizer, max_length, side="source")
         if truncation:
             self._texts.frame().check_room(max_length=self.max_length)
+        self._dtype = model.dtype
         self.dtype = torch.promote_types(model.dtype, torch.float32)
         self.dimension = config.hidden_size * (len(self.layers) if combine == "concat" else 1)
         self._arguments = inspect.signature(self.model.forward).parameters
@@ -164,6 +171,11 @@ class Embedder(FromPretrained):
         embedder = super().from_pretrained(name, revision=revision, pooling=way.pooling, **options)
         embedder._normalizes_texts = way.normalizes
         return embedder
+
+    @property
+    def _device(self) -> torch.device:
+        """The device of the model; one in ONNX has no parameters, and runs on the CPU."""
+        return next((each.device for each in self.model.parameters()), torch.device("cpu"))
 
     def embed(self, texts: Iterable[Text]) -> torch.Tensor:
         """Return a vector of each text: float [S, d]. A text may be a list of words, joined by spaces.
@@ -290,9 +302,19 @@ class Embedder(FromPretrained):
             vectors = [F.normalize(of_text, dim=-1) for of_text in vectors]
         together = torch.cat(vectors).cpu()
         if not together.isfinite().all():
-            dtype = next(self.model.parameters()).dtype
-            raise RunError(f"the model's states leave the range of {dtype}; try dtype float32")
+            raise RunError(f"the model's states leave the range of {self._dtype}; try dtype float32")
         return together.split([len(of_text) for of_text in vectors])
+
+    def _check_exported(self, model: OnnxModel | OnnxEncoder) -> None:
+        """Raise a UserError if a model in ONNX does not return the states of the selected layers."""
+        if "last_hidden_state" not in model.outputs:
+            raise UserError(
+                f"the model in ONNX returns {' and '.join(model.outputs[:2])}, and no states to embed texts "
+                "by: export it without its head, which AutoModel.from_pretrained(MODEL).save_pretrained("
+                "FOLDER) leaves out; the tokenizer belongs into the same folder"
+            )
+        if self.layers != [self._last]:
+            raise UserError("layers: a model in ONNX returns the states of its last layer alone; give 'last'")
 
     @torch.no_grad()
     def _states(self, tokens: list[Tokens], longest: int) -> torch.Tensor:
@@ -300,10 +322,11 @@ class Embedder(FromPretrained):
         if not longest:  # models reject texts without tokens
             return torch.zeros(len(tokens), 0, self.dimension, dtype=self.dtype)
         with within_memory("texts", len(tokens), longest):
-            device = next(self.model.parameters()).device
-            inputs = padded_inputs(tokens, self._arguments, self.tokenizer.pad_token_id, device)
-            outputs = self.model(**inputs, output_hidden_states=self.layers != [self._last])
-            states = [*(outputs.hidden_states or ())[:-1], outputs.last_hidden_state]
+            inputs = padded_inputs(tokens, self._arguments, self.tokenizer.pad_token_id, self._device)
+            if self.layers != [self._last]:
+                inputs["output_hidden_states"] = True
+            outputs = self.model(**inputs)
+            states = [*(outputs.get("hidden_states") or ())[:-1], outputs.last_hidden_state]
             return self.combine([states[layer - self._last - 1].to(self.dtype) for layer in self.layers])
 
     def _word_vectors(self, sentence: Sentence, tokens: Tokens, states: torch.Tensor) -> torch.Tensor:

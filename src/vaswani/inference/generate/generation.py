@@ -126,6 +126,7 @@ class TextGenerator(FromPretrained):
     """
 
     _auto_class = AutoModelForCausalLM
+    _engines = ("torch", "onnx")
 
     def __init__(
         self,

@@ -142,6 +142,7 @@ class Prompter(FromPretrained):
     """
 
     _auto_class = AutoModelForCausalLM
+    _engines = ("torch", "onnx")
 
     def __init__(
         self,

@@ -11,16 +11,14 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 
 from vaswani.data.text_codec import Side, TextCodec, check_same_special_tokens
-from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError
 from vaswani.hub.checkpoint import load_checkpoint, local_folder
-from vaswani.hub.vocabulary import check_vocabulary
+from vaswani.inference.onnx.loading import load_onnx_checkpoint
 from vaswani.inference.quantization import check_quantization, quantize
 from vaswani.inference.translate.ctranslate2_engine import CTranslate2Engine
 from vaswani.inference.translate.ctranslate2_folder import WEIGHTS, read_ctranslate2_folder
 from vaswani.inference.translate.engine import Engine
 from vaswani.inference.translate.ensembling import AVERAGES, Ensemble, check_averaging
-from vaswani.inference.translate.onnx_model import load_onnx
 from vaswani.inference.translate.torch_engine import TorchEngine
 from vaswani.interop.to_ctranslate2 import check_engine
 
@@ -137,18 +135,15 @@ def _load_ctranslate2(name: str | Path, options: LoadOptions) -> Loaded:
 
 
 def _load_onnx(name: str | Path, options: LoadOptions) -> Loaded:
-    if str(options.device or "cpu") != "cpu":
-        raise UserError(f"device {str(options.device)!r} cannot be used by engine=onnx; it runs on the 'cpu'")
-    for field, value in {"dtype": options.dtype, "quantization": options.quantization}.items():
-        if value is not None:
-            raise UserError(
-                f"{field}={value} has no effect with engine=onnx, whose types are those of the export; "
-                "leave it out, or export with --quantization"
-            )
-    path = local_folder(name, options.revision, weights="*.onnx*")
-    model = load_onnx(path)
-    source, target = load_tokenizers(path)
-    check_vocabulary(path, model, source, target, allow_mismatch=options.allow_mismatch)
+    model, source, target = load_onnx_checkpoint(
+        name,
+        options.device,
+        options.dtype,
+        options.revision,
+        AutoModelForSeq2SeqLM,
+        options.allow_mismatch,
+        quantization=options.quantization,
+    )
     return TorchEngine(model), source, target
 
 

@@ -1,4 +1,4 @@
-"""A model that ONNX Runtime computes translates as PyTorch does."""
+"""An encoder-decoder that ONNX Runtime computes translates as PyTorch does."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from vaswani import Translator
 from vaswani.cli import run
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError
-from vaswani.inference.translate.onnx_model import load_onnx
+from vaswani.inference.onnx.loading import load_onnx
 from vaswani.interop import export_folder
 from vaswani.interop.to_onnx import DECODER, DECODER_WITH_PAST, ENCODER
 from vaswani.model.compatibility import CACHE_NAME
@@ -147,7 +147,7 @@ def change_type(folder: Path) -> None:
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no export": (
         lambda folder: [path.unlink() for path in folder.glob("*.onnx")],
-        "holds no encoder-decoder in ONNX .*; export one with: vaswani export --to onnx MODEL FOLDER",
+        "holds no model in ONNX .*; export one with: vaswani export --to onnx MODEL FOLDER",
     ),
     "no folder": (shutil.rmtree, "holds no model"),
     **{
@@ -166,7 +166,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
         "generation_config.json is missing",
     ),
     "no configuration": (lambda folder: (folder / "config.json").unlink(), "config.json"),
-    "another type": (change_type, "holds a model of type 'bart'; expected an encoder-decoder of vaswani"),
+    "another type": (change_type, "holds a model of type 'bart'; expected one of vaswani"),
 }
 
 

@@ -1,0 +1,45 @@
+"""The keys and values of a model that ONNX Runtime computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass
+class OnnxCache:
+    """The keys and values of all layers.
+
+    Args:
+        states: keys and values by their names in the files. Those of self-attention, such as `0.decoder.key`
+            or, in a model of one stack, `0.key`, are [B, H, P, D]; those of cross-attention, such as
+            `0.encoder.key`, are [B, H, S, D].
+    """
+
+    states: dict[str, torch.Tensor]
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Make row r continue row `beam_idx[r]`, another beam of the same source: int64 [B]."""
+        for name, states in self.states.items():
+            if ".encoder." not in name:  # cross-attention is the same for all beams of a source
+                self.states[name] = states.index_select(0, beam_idx)
+
+
+def past_states(past_key_values: Any) -> dict[str, torch.Tensor]:
+    """Return the keys and values of earlier tokens; none for None, or for the empty cache of `generate`."""
+    return past_key_values.states if isinstance(past_key_values, OnnxCache) else {}
+
+
+def past_inputs(states: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return keys and values under the names of the inputs of a file."""
+    return {f"past_key_values.{name}": keys_or_values for name, keys_or_values in states.items()}
+
+
+def present_states(outputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the keys and values among the outputs of a file."""
+    present = "present."
+    return {
+        name.removeprefix(present): output for name, output in outputs.items() if name.startswith(present)
+    }

@@ -1,0 +1,272 @@
+"""Classifiers, encoders and causal models that ONNX Runtime computes find what PyTorch finds."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+
+import toy_prompting
+from tiny_causal import gpt2_like, ours
+from toy_labels import (
+    TASKS,
+    save_toy_answerer,
+    save_toy_classifier,
+    save_toy_encoder,
+    toy_rows,
+    toy_tokenizer,
+    write_jsonl,
+    write_toy_rows,
+)
+from toy_questions import toy_questions
+from toy_translation import save_toy_checkpoint
+from vaswani import Classifier, Embedder, TextGenerator
+from vaswani.cli import run
+from vaswani.errors import UserError
+from vaswani.inference.align.aligner import Aligner
+from vaswani.inference.answer.answering import QuestionAnswerer
+from vaswani.inference.onnx.loading import load_onnx
+from vaswani.inference.onnx.one_stack import OnnxCausalModel, OnnxModel
+from vaswani.inference.prompt.prompting import Prompter
+from vaswani.interop import export_folder
+
+pytest.importorskip("onnxruntime")
+pytestmark = pytest.mark.slow  # an export takes seconds
+
+CAUSAL: dict[str, dict[str, Any]] = {
+    "causal": {},
+    "causal_counting_all": {"position_from_mask": False, "position_embedding": "learned"},
+    "causal_without_positions": {"position_from_mask": False, "position_embedding": "none"},
+}
+SPANISH = [f" {word}" for word in toy_prompting.NUMERALS["Spanish"]]
+PROMPTS = ["the cat sat on", "is that right? yes, no, maybe; it is a very good cat", "maybe", "1 2", "the "]
+
+
+def save_bare_encoder(folder: Path) -> None:
+    AutoModel.from_pretrained(save_toy_encoder(folder)).save_pretrained(folder)
+
+
+def save_causal(folder: Path, fields: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    ours(**fields).save_pretrained(folder)
+    gpt2_like(with_bos=True).save_pretrained(folder)
+
+
+SAVED = {
+    **{task: partial(save_toy_classifier, task=task) for task in TASKS},
+    "answerer": save_toy_answerer,
+    "decoder_answerer": partial(save_toy_answerer, decoder=True),
+    "encoder": save_bare_encoder,
+    "masked": save_toy_encoder,
+    "translator": partial(save_toy_checkpoint, separate=False),
+    "prompted": toy_prompting.save_toy_checkpoint,
+    **{name: partial(save_causal, fields=fields) for name, fields in CAUSAL.items()},
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A function that returns the folder of a model and that of its export."""
+    made: dict[str, tuple[Path, Path]] = {}
+
+    def of(name: str) -> tuple[Path, Path]:
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            SAVED[name](folder / "model")
+            export_folder(str(folder / "model"), folder / "onnx", "onnx")
+            made[name] = folder / "model", folder / "onnx"
+        return made[name]
+
+    return of
+
+
+def loaded(of_class: Any, folders: tuple[Path, Path], **options: Any) -> tuple[Any, Any]:
+    """A model by PyTorch and by ONNX Runtime."""
+    return (
+        of_class.from_pretrained(folders[0], device="cpu", **options),
+        of_class.from_pretrained(folders[1], engine="onnx", **options),
+    )
+
+
+def near(expected: Any) -> Any:
+    """What is compared with numbers that differ by rounding."""
+    if isinstance(expected, dict):
+        return {key: near(value) for key, value in expected.items()}
+    if isinstance(expected, list):
+        return [near(value) for value in expected]
+    return pytest.approx(expected, abs=1e-4) if isinstance(expected, float) else expected
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_labels_and_their_probabilities(task, folders):
+    texts = [row["text"] for row in toy_rows(task, 20, seed=5)]
+    texts = texts if task == "tagging" else [*texts, "", ("the film was great", "bob was in oslo")]
+    expected, found = (each(texts) for each in loaded(Classifier, folders(task), max_tokens_per_batch=60))
+    for by_torch, by_onnx in zip(expected, found, strict=True):
+        assert vars(by_onnx) == near(vars(by_torch))
+    assert len({str(prediction) for prediction in found}) > 9
+
+
+@pytest.mark.parametrize("name", ["answerer", "decoder_answerer"])
+def test_answers_to_questions(name, folders):
+    pairs = [(row["question"], row["context"]) for row in toy_questions(9, seed=3, words=40)]
+    expected, found = (list(each.answer(pairs)) for each in loaded(QuestionAnswerer, folders(name)))
+    for by_torch, by_onnx in zip(expected, found, strict=True):
+        assert by_onnx.text == by_torch.text
+        assert by_onnx.null_odds == pytest.approx(by_torch.null_odds, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["encoder", "translator"])
+def test_vectors(name, folders):
+    texts = ["the great film", "", "ann was in rome and the film was awful"]
+    for pooling in ("mean", "cls"):
+        by_torch, by_onnx = loaded(Embedder, folders(name), pooling=pooling, max_tokens_per_batch=30)
+        torch.testing.assert_close(by_onnx.embed(texts), by_torch.embed(texts), atol=1e-4, rtol=0)
+    for expected, found in zip(by_torch.embed_words(texts), by_onnx.embed_words(texts), strict=True):
+        torch.testing.assert_close(found.vectors, expected.vectors, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "top_k": 20, "stop": ["a"]}], ids=str)
+@pytest.mark.parametrize("name", CAUSAL)
+def test_continuations_and_their_scores(name, options, folders):
+    by_torch, by_onnx = loaded(TextGenerator, folders(name), max_new_tokens=12, **options)
+    samples = 2 if options else 1
+    expected = list(by_torch.generate(PROMPTS, num_samples=samples))
+    found = list(by_onnx.generate(PROMPTS, num_samples=samples))
+    for one, other in zip(expected, found, strict=True):
+        assert [each.text for each in other.continuations] == [each.text for each in one.continuations]
+        scores = [each.log_prob for each in one.continuations]
+        assert [each.log_prob for each in other.continuations] == pytest.approx(scores, abs=1e-3)
+    assert len({each.text for each in found}) > 3
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"num_beams": 2, "use_cache": False}], ids=str)
+@pytest.mark.parametrize("name", CAUSAL)
+def test_generate_takes_padding_on_the_left(name, options, folders):
+    tokenizer = AutoTokenizer.from_pretrained(folders(name)[0], pad_token="<pad>")
+    inputs = tokenizer(
+        PROMPTS, padding=True, padding_side="left", return_tensors="pt", return_token_type_ids=False
+    )
+    reference = AutoModelForCausalLM.from_pretrained(folders(name)[0]).eval()
+    model = load_onnx(folders(name)[1], threads=1)
+    assert isinstance(model, OnnxCausalModel)
+    expected = reference.generate(**inputs, max_new_tokens=10, **options)
+    assert torch.equal(model.generate(**inputs, max_new_tokens=10, **options), expected)
+
+
+def test_positions_that_the_file_does_not_count_are_refused(folders):
+    ids, positions = torch.tensor([[5, 6, 7]]), torch.tensor([[0, 1, 2]])
+    counts_shown, counts_all = (load_onnx(folders(name)[1]) for name in ("causal", "causal_counting_all"))
+    assert torch.equal(
+        counts_shown(ids, position_ids=positions).logits, counts_shown(ids, position_ids=None).logits
+    )
+    with pytest.raises(ValueError, match="position_ids have other positions; leave them out"):
+        counts_shown(ids, position_ids=positions + 1)
+    moved = counts_all(ids, position_ids=positions + 1).logits
+    reference = AutoModelForCausalLM.from_pretrained(folders("causal_counting_all")[0])
+    torch.testing.assert_close(moved, reference(ids, position_ids=positions + 1).logits, atol=1e-4, rtol=0)
+    assert not torch.equal(moved, counts_all(ids).logits)
+
+
+def test_token_types_are_zeros_unless_they_are_given(folders):
+    model = load_onnx(folders("classification")[1])
+    assert isinstance(model, OnnxModel)
+    ids = toy_tokenizer()("the great film", return_tensors="pt").input_ids
+    types = torch.zeros_like(ids)
+    logits = model(ids).logits
+    assert torch.equal(logits, model(ids, torch.ones_like(ids), types).logits)
+    assert not torch.equal(logits, model(ids, token_type_ids=types + 1).logits)
+    with pytest.raises(ValueError, match="token_type_ids holds 2, which lies outside the vocabulary of 2"):
+        model(ids, token_type_ids=types + 2)
+    with pytest.raises(ValueError, match="input_ids holds -1, which lies outside the vocabulary"):
+        model(ids.clamp(max=0) - 1)
+
+
+REFUSED: dict[str, tuple[Any, str, dict[str, Any], str]] = {
+    "no states": (
+        Embedder,
+        "masked",
+        {},
+        "returns logits, and no states to embed texts by: export",
+    ),
+    "layers": (Embedder, "encoder", {"layers": "all"}, "returns the states of its last layer alone; give"),
+    "another engine": (
+        Classifier,
+        "classification",
+        {"engine": "ctranslate2"},
+        "engine=ctranslate2 cannot be used by Classifier; expected torch or onnx",
+    ),
+    "another class": (Aligner, "translator", {}, "engine=onnx cannot be used by Aligner; expected torch"),
+    "another head": (TextGenerator, "decoder_answerer", {}, "VaswaniDecoderForQuestionAnswering; expected"),
+    "an encoder": (TextGenerator, "masked", {}, "which does not continue texts; expected a causal model"),
+    "dtype": (QuestionAnswerer, "answerer", {"dtype": "bfloat16"}, "dtype=bfloat16 has no effect with"),
+}
+
+
+@pytest.mark.parametrize(("of_class", "name", "options", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_run_is_refused(of_class, name, options, message, folders):
+    with pytest.raises(UserError, match=message):
+        of_class.from_pretrained(folders(name)[1], **{"engine": "onnx", **options})
+
+
+def test_without_the_engine_the_folder_names_it(folders):
+    with pytest.raises(UserError, match="holds a model in ONNX, which runs with engine=onnx"):
+        Classifier.from_pretrained(folders("classification")[1])
+
+
+def records(text: str) -> list[Any]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("classification", ["predict"]),
+        ("encoder", ["embed", "--pooling", "cls"]),
+        ("causal", ["generate", "--max_new_tokens", "9", "--num_samples", "1"]),
+    ],
+)
+def test_commands_write_what_they_write_with_torch(name, command, folders, tmp_path):
+    (tmp_path / "in.txt").write_text("the great film\n\nthe cat was awful\n")
+    outputs = []
+    for engine, folder in zip(("torch", "onnx"), folders(name), strict=True):
+        flags = ["--model", str(folder), "--engine", engine, "--output", str(tmp_path / engine)]
+        assert run([*command, "--input", str(tmp_path / "in.txt"), *flags]) == 0
+        outputs.append(records((tmp_path / engine).read_text()))
+    assert outputs[1] == near(outputs[0])
+
+
+def test_an_evaluation_scores_the_export(folders, tmp_path, capfd):
+    data = write_toy_rows(tmp_path / "data", "classification")
+    found = []
+    for engine, folder in zip(("torch", "onnx"), folders("classification"), strict=True):
+        assert (
+            run(["evaluate", "--model", str(folder), "--data", str(data), "--engine", engine, "--json"]) == 0
+        )
+        found.append(json.loads(capfd.readouterr().out.splitlines()[-1]))
+    assert found[1]["accuracy"] == found[0]["accuracy"]
+    table = write_jsonl(tmp_path / "texts.jsonl", [{"text": "the cat"}])
+    arguments = ["--model", str(folders("causal")[1]), "--data", str(table), "--engine", "onnx"]
+    assert run(["evaluate", *arguments]) == 2
+    assert (
+        "--engine is for an encoder-decoder or a classifier or tagger or a question" in capfd.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"choices": SPANISH}], ids=["written", "chosen"])
+def test_tasks_are_answered(options, folders):
+    task = toy_prompting.numeral_task(**options)
+    expected, found = (each.answer(task, shots=2) for each in loaded(Prompter, folders("prompted")))
+    assert [answer.given for answer in found.answers] == [answer.given for answer in expected.answers]
+    assert found.accuracy == expected.accuracy > 0.5
+
+
+def test_the_options_of_generation_reach_the_search(folders):
+    plain, penalized = (
+        TextGenerator.from_pretrained(folders("causal")[1], engine="onnx", repetition_penalty=value)(PROMPTS)
+        for value in (None, 2.0)
+    )
+    assert plain != penalized
