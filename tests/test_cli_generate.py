@@ -71,6 +71,18 @@ def test_each_line_gives_one_line(model: Path, tmp_path: Path, capfd: pytest.Cap
     assert "continued 4 lines" in errors
 
 
+def test_a_stream_writes_the_same_lines(model: Path, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    lines, options = tmp_path / "prompts.txt", ["--max_new_tokens", "9", "--temperature", "2"]
+    lines.write_text("".join(f"{prompt}\n" for prompt in PROMPTS))
+    whole = command(capfd, model, "--input", lines, *options)
+    assert whole[0] == 0, whole[2]
+    assert command(capfd, model, "--input", lines, *options, "--stream")[:2] == whole[:2]
+    table = write_rows(tmp_path / "in.jsonl", [{"prompt": "the cat"}])
+    status, output, errors = command(capfd, model, "--input", table, "--stream")
+    assert (status, output) == (2, "")
+    assert "stream writes lines of text, and the input is a table; leave it out" in errors
+
+
 def test_line_breaks_become_spaces_and_are_counted(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:
@@ -234,6 +246,8 @@ def test_json_lines_come_through_a_pipe(
         (["--messages_field", "b"], "--messages_field b is for tables, and {lines} is read as lines"),
         (["--output", "{lines}"], "{lines} would replace the input"),
         (["--output", "out.jsonl"], "add --num_samples for lines of JSON"),
+        (["--stream", "--num_samples", "1"], "--stream and --num_samples exclude each other; leave one out"),
+        (["--stream", "--buffer_size", "9"], "--stream and --buffer_size exclude each other; leave one out"),
     ],
 )
 def test_wrong_options_are_one_line_and_status_2(

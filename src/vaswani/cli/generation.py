@@ -1,5 +1,6 @@
 """`vaswani generate`."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ from vaswani.cli.options import (
     Temperature,
     TopK,
     TopP,
+    check_streams,
     model_option,
     number,
     takes_loading_options,
@@ -92,6 +94,10 @@ def generate(
         int, number("--max_tokens_per_batch", help="Tokens per batch, of prompts and outputs.", at_least=1)
     ] = 8192,
     buffer_size: BufferSize = None,
+    stream: Annotated[
+        bool,
+        typer.Option("--stream", help="Write each word of lines of text as soon as it is found."),
+    ] = False,
     engine: OnnxEngine = "torch",
     **loading: Any,
 ) -> None:
@@ -116,33 +122,38 @@ def generate(
     }
     if num_samples is not None and output_field is not None:
         raise UserError(f"--output_field {output_field} has no effect with --num_samples; leave it out")
+    if stream:
+        check_streams({"--num_samples": num_samples, "--buffer_size": buffer_size})
     check_not_input(output_name, input_name)
     fields = {"prompt_field": prompt_field, "messages_field": messages_field}
     added, trained = output_field or "continuation", read_settings(Path(model))
     with _open_prompts(input_name, fields, trained, chat, None if num_samples else added) as texts:
         from vaswani.inference.batches import BUFFERED_TEXTS
-        from vaswani.inference.generate.files import generate_texts
+        from vaswani.inference.generate.files import generate_texts, stream_texts
         from vaswani.inference.generate.generation import TextGenerator, check_generation
 
         check_generation(**options).check_samples(num_samples or 1)
-        _check_lines(texts, input_name, output_name, output_field, num_samples)
+        _check_lines(texts, input_name, output_name, output_field, num_samples, stream)
         begin_work()
         options["chat"] = chat or (texts.row is None and trained.get("messages_field") is not None)
         with LineWriter(output_name) as writer:
             generator = TextGenerator.from_pretrained(
                 model, max_tokens_per_batch=max_tokens_per_batch, engine=engine, **options, **loading
             )
-            with progress_of_texts(texts, output_name) as bar:
-                report = generate_texts(
-                    generator,
-                    texts,
-                    writer.write,
-                    num_samples=num_samples,
-                    output_field=added,
-                    buffer_size=buffer_size or (1 if texts.typed else BUFFERED_TEXTS),
-                    warn=warn,
-                    progress=bar.update,
-                )
+            if stream:
+                report = stream_texts(generator, texts, partial(writer.write, end=""), warn=warn)
+            else:
+                with progress_of_texts(texts, output_name) as bar:
+                    report = generate_texts(
+                        generator,
+                        texts,
+                        writer.write,
+                        num_samples=num_samples,
+                        output_field=added,
+                        buffer_size=buffer_size or (1 if texts.typed else BUFFERED_TEXTS),
+                        warn=warn,
+                        progress=bar.update,
+                    )
     warn(f"continued {report}")
 
 
@@ -181,13 +192,24 @@ def _open_prompts(
 
 
 def _check_lines(
-    texts: "Texts", name: str, output_name: str, output_field: str | None, num_samples: int | None
+    texts: "Texts",
+    name: str,
+    output_name: str,
+    output_field: str | None,
+    num_samples: int | None,
+    stream: bool,
 ) -> None:
-    """Raise `UserError` for an option of tables, or the name of a table, if the prompts are lines."""
+    """Raise `UserError` for an option of tables, or the name of a table, if the prompts are lines.
+
+    For a table, raise it for `--stream`.
+    """
     from vaswani.files.line_files import check_not_json
     from vaswani.inference.inputs import for_tables
+    from vaswani.inference.streaming import STREAMS_LINES
 
     if texts.row is not None:
+        if stream:
+            raise UserError(STREAMS_LINES)
         return
     if output_field is not None:
         raise for_tables("--output_field", name)

@@ -411,6 +411,13 @@ def takes_translator_options(
     return lambda command: _with_options(command, shared, adapt)
 
 
+def check_streams(whole: dict[str, Any]) -> None:
+    """Raise a UserError for an option, by its flag, that needs the whole output, beside --stream."""
+    for flag, value in whole.items():
+        if value:
+            raise UserError(f"--stream and {flag} exclude each other; leave one out")
+
+
 def takes_options_of(
     declaration: Callable[..., None],
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -14,6 +14,7 @@ from vaswani.cli.options import (
     InputName,
     ModelNames,
     OutputName,
+    check_streams,
     number,
     table_field,
     takes_translator_options,
@@ -93,14 +94,14 @@ def translate(
     JSON: the row with its translation.
     """
     if stream:
-        whole = {
-            "--n_best": n_best,
-            "--scores": scores,
-            "--alignments": alignments,
-            "--buffer_size": buffer_size,
-        }
-        if unfit := [name for name, value in whole.items() if value]:
-            raise UserError(f"--stream and {unfit[0]} exclude each other; leave one out")
+        check_streams(
+            {
+                "--n_best": n_best,
+                "--scores": scores,
+                "--alignments": alignments,
+                "--buffer_size": buffer_size,
+            }
+        )
     (default,) = columns_of_training(model[0], source_field="source")
     job = _Job(
         input_name,
@@ -246,8 +247,11 @@ class _Job:
         """Raise `UserError` for an option of tables, or the name of a table, if the texts are lines."""
         from vaswani.files.line_files import check_not_json
         from vaswani.inference.inputs import for_tables
+        from vaswani.inference.streaming import STREAMS_LINES
 
         if texts.row is not None:
+            if self.stream:
+                raise UserError(STREAMS_LINES)
             return
         if self.replace or self.output_field is not None:
             raise for_tables("--replace" if self.replace else "--output_field", self.input_name)

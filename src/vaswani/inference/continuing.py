@@ -120,6 +120,12 @@ def before_stop(text: str, stop: Sequence[str]) -> str:
     return text[: min((text.find(end) for end in stop if end in text), default=len(text))]
 
 
+def before_begun_stop(text: str, stop: Sequence[str]) -> str:
+    """Return a text without the longest beginning of a stop text at its end."""
+    begun = (length for end in stop for length in range(1, len(end)) if text.endswith(end[:length]))
+    return text[: len(text) - max(begun, default=0)]
+
+
 class BeginWithSpace(LogitsProcessor):
     """Excludes first tokens that do not begin with a space, where the prompt needs one.
 

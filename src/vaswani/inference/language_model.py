@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -40,6 +40,7 @@ from vaswani.inference.continuing import (
     Prompt,
     StopTexts,
     TokenIds,
+    before_begun_stop,
     before_stop,
     counts_prompts,
     has_dynamic_positions,
@@ -49,6 +50,7 @@ from vaswani.inference.continuing import (
 from vaswani.inference.decoding import token_limit
 from vaswani.inference.generation_options import GenerationOptions
 from vaswani.inference.sampling import SeededSampling
+from vaswani.inference.streaming import TokenStream
 from vaswani.inference.translate.finite_scores import FiniteScores, check_finite_scores
 
 GREEDY = GenerationOptions()
@@ -266,14 +268,43 @@ class LanguageModel:
                 progress(sum(times[draft] for draft in batch))
         return [found[draft] for draft in drafts]
 
+    def stream(
+        self, draft: Draft, options: GenerationOptions = GREEDY, stop: Sequence[str] = ()
+    ) -> Iterator[int]:
+        """Yield the tokens that `continue_drafts` returns for a draft, as soon as they are found.
+
+        Raises:
+            RunError: the prompt does not fit into the device's memory, or the scores are not finite.
+        """
+        stream = TokenStream()
+
+        def search() -> None:
+            with within_memory("texts", 1, len(draft.prompt.token_ids)):
+                self._generate([draft], options, stop, stream)
+
+        # Read the stream to its end, because the scores are checked there.
+        has_ended = False
+        for token in stream.tokens_of(search):
+            has_ended = has_ended or token in self._ends
+            if not has_ended:
+                yield token
+
     def texts_of(self, drafts: Sequence[Draft], continuations: Sequence[TokenIds]) -> list[str]:
         """Return the text that the tokens of each continuation add to its prompt."""
         texts = ContinuationTexts(self._texts, [draft.prompt for draft in drafts])
         return texts.of(range(len(drafts)), continuations)
 
-    def before_stop(self, text: str, stop: Sequence[str] = ()) -> str:
-        """Return the part of a text before the first of the stop texts, or of the model's own."""
-        return before_stop(text, (*stop, *self._stops))
+    def before_stop(self, text: str, stop: Sequence[str] = (), *, begun: bool = False) -> str:
+        """Return the part of a text before the first of the stop texts, or of the model's own.
+
+        Args:
+            text: a continuation.
+            stop: texts that end it.
+            begun: also leave out the beginning of a stop text at the end.
+        """
+        stop = (*stop, *self._stops)
+        text = before_stop(text, stop)
+        return before_begun_stop(text, stop) if begun else text
 
     @cached_property
     def _stops(self) -> tuple[str, ...]:
@@ -318,7 +349,11 @@ class LanguageModel:
 
     @torch.inference_mode()
     def _generate(
-        self, batch: list[Draft], options: GenerationOptions, stop: Sequence[str]
+        self,
+        batch: list[Draft],
+        options: GenerationOptions,
+        stop: Sequence[str],
+        stream: TokenStream | None = None,
     ) -> list[TokenIds]:
         # Padding is on the left, so that generated tokens follow prompts.
         prompts = [draft.prompt for draft in batch]
@@ -345,7 +380,10 @@ class LanguageModel:
             max_new_tokens=None,
             max_length=length + most,
             pad_token_id=self.tokenizer.pad_token_id or 0,
-            stopping_criteria=StoppingCriteriaList([stopping] if stopping.stop else []),
+            stopping_criteria=StoppingCriteriaList(
+                [*([stopping] if stopping.stop else []), *([stream] if stream else [])]
+            ),
+            streamer=stream,
             logits_processor=processors,
             **_OF_ONE_CONTINUATION,
             **penalties,

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from vaswani.errors import UserError
 from vaswani.inference.batches import BUFFERED_TEXTS
 from vaswani.inference.generate.generation import Generation, TextGenerator
 from vaswani.inference.inputs import LineReport, TextLines, Texts, on_one_line
+from vaswani.inference.streaming import STREAMS_LINES, write_pieces
 
 
 def generate_texts(
@@ -60,6 +62,44 @@ def generate_texts(
             write(line)
         else:
             write(texts.record(**{output_field: generation.text}))
+    return report
+
+
+def stream_texts(
+    generator: TextGenerator,
+    texts: Texts,
+    write: Callable[[str], None],
+    *,
+    warn: Callable[[str], None],
+) -> LineReport:
+    """Continue each line of an input, and write each word as soon as it is found.
+
+    Args:
+        generator: the model with its options.
+        texts: the lines (see `open_texts`); they are read one by one.
+        write: receives the pieces of each continuation, with spaces in place of line breaks, and then a line
+            feed.
+        warn: is called with a message for each prompt that cannot be continued.
+
+    Raises:
+        UserError: the input is a table.
+    """
+    if not isinstance(texts, TextLines):
+        raise UserError(STREAMS_LINES)
+    report = texts.report
+    for number, text in enumerate(texts):
+        texts.take()
+        try:
+            pieces = generator.stream(text, number=number)
+        except UserError as error:
+            report.not_continued += 1
+            warn(f"{texts.place} is left empty: {error}")
+        else:
+            generation = write_pieces(pieces, write)
+            report.prompt_cut_off += generation.prompt_cut_off
+            report.cut_off += generation.cut_off
+            report.line_breaks += on_one_line(generation.text) != generation.text
+        write("\n")
     return report
 
 

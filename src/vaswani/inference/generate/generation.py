@@ -8,7 +8,7 @@ Results do not depend on the batch, except for rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from vaswani.inference.continuing import Prompt, TokenIds
 from vaswani.inference.generation_options import GenerationOptions
 from vaswani.inference.language_model import Draft, LanguageModel
 from vaswani.inference.pretrained import FromPretrained
+from vaswani.inference.streaming import complete_words
 
 TooLong = Literal["cut", "skip"]
 DEFAULT_NEW_TOKENS = 128
@@ -195,6 +196,33 @@ class TextGenerator(FromPretrained):
         asked = (self._ask(prompt, number) for number, prompt in enumerate(prompts))
         return self._generate_buffers(asked, num_samples, with_scores, buffer_size, progress)
 
+    def stream(self, prompt: TextOrChat, *, number: int = 0) -> Generator[str, None, Generation]:
+        """Yield the continuation of a prompt in pieces, as soon as they are found; join them for the whole.
+
+            for piece in generator.stream("The train"):
+                print(piece, end="", flush=True)
+
+        Args:
+            prompt: a text or a chat, as in `generate`.
+            number: number of the prompt among those that are sampled with the same seed.
+
+        Returns:
+            A generator of pieces, which returns the whole `Generation`, without a log-probability.
+
+        Raises:
+            UserError: the prompt is neither a text nor a chat, or cannot be continued.
+            RunError: during iteration, if the prompt does not fit into the device's memory, or the scores are
+                not finite.
+        """
+        asked = self._ask(prompt, number)
+        fitted = _Fitted(Prompt(()), 0, asked.problem)
+        if asked.problem is None:
+            (encoded,) = self._encode([asked])
+            fitted = self._fit(encoded)
+        if fitted.problem is not None:
+            raise UserError(fitted.problem)
+        return self._pieces(asked.given, fitted, number)
+
     @property
     def _leading(self) -> TokenIds:
         return self.language_model.leading
@@ -286,6 +314,25 @@ class TextGenerator(FromPretrained):
         if self.options.sampling is not None:
             seeds = [(self.options.seed or 0, number, sample) for sample in range(num_samples)]
         return [Draft(fitted.prompt, fitted.new_tokens, seed) for seed in seeds]
+
+    def _pieces(self, prompt: TextOrChat, fitted: _Fitted, number: int) -> Generator[str, None, Generation]:
+        """Yield words as soon as they are complete and cannot be the beginning of a stop text."""
+        model = self.language_model
+        (draft,) = self._drafts(fitted, number, 1)
+        found: list[int] = []
+        text = written = ""
+        for token in model.stream(draft, self.options, self.stop):
+            found.append(token)
+            (text,) = model.texts_of([draft], [tuple(found)])
+            certain = complete_words(model.before_stop(text, self.stop, begun=True))
+            if certain.startswith(written) and certain != written:
+                yield certain[len(written) :]
+                written = certain
+        ended = model.before_stop(text, self.stop)
+        if ended != written:
+            yield ended[len(written) :]
+        complete = len(found) < draft.max_new_tokens or ended != text
+        return Generation(prompt, (GeneratedText(ended, complete),), prompt_cut_off=fitted.cut_off)
 
     def _continued(
         self, drafts: list[Draft], with_scores: bool, progress: Callable[[int], object]

@@ -5,13 +5,14 @@ Each line, or row of a table, gives one output line; only a line feed ends a lin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, BinaryIO
 
 from vaswani.errors import UserError
 from vaswani.inference.batches import BUFFERED_TEXTS
 from vaswani.inference.inputs import LineReport, TextLines, Texts, on_one_line
+from vaswani.inference.streaming import STREAMS_LINES, write_pieces
 from vaswani.inference.translate.phrases import Line
 from vaswani.inference.translate.results import Translation
 from vaswani.inference.translate.translation import Translator
@@ -96,7 +97,7 @@ def stream_lines(
             table.
     """
     if not isinstance(texts, TextLines):
-        raise UserError("stream writes lines of text, and the input is a table; leave it out")
+        raise UserError(STREAMS_LINES)
     translator.check_stream()
     if prefix:
         translator.prefix_tokens(prefix)
@@ -111,18 +112,9 @@ def stream_lines(
             report.left_empty += 1
             warn(f"{texts.place} is left empty: {error}")
         else:
-            report.cut_off += not _write_all(pieces, write)
+            report.cut_off += not write_pieces(pieces, write)
         write("\n")
     return report
-
-
-def _write_all(pieces: Generator[str, None, bool], write: Callable[[str], None]) -> bool:
-    """Write the pieces of a translation as one line; return whether it is complete."""
-    while True:
-        try:
-            write(on_one_line(next(pieces)))
-        except StopIteration as end:
-            return end.value
 
 
 def _as_line(cells: Any, columns: Sequence[str], prefix: str) -> Line:

@@ -26,10 +26,10 @@ from vaswani.inference.decoding import LengthLimits, MinimumLengths, position_li
 from vaswani.inference.forced_prefixes import ForcedPrefixes
 from vaswani.inference.required_phrases import RequiredPhrases, missing_phrases
 from vaswani.inference.sampling import SeededSampling
+from vaswani.inference.streaming import TokenStream
 from vaswani.inference.translate.engine import Demands, Engine, Output, SearchOptions, ranked
 from vaswani.inference.translate.finite_scores import FiniteScores, check_finite_scores
 from vaswani.inference.translate.scoring import target_log_probs
-from vaswani.inference.translate.token_stream import TokenStream
 from vaswani.unwritten_padding import unwritten_padding
 
 

@@ -27,6 +27,7 @@ from vaswani.data.text_codec import TextCodec
 from vaswani.errors import RunError, UserError, check_positive
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, checked, listed
 from vaswani.inference.sides import EncodedText, Sides, TooLong
+from vaswani.inference.streaming import complete_words
 from vaswani.inference.translate.constraints import Constraints
 from vaswani.inference.translate.engine import Engine, SearchOptions
 from vaswani.inference.translate.engines import (
@@ -346,7 +347,7 @@ class Translator:
         for token in tokens:
             found.append(token)
             (text,) = self.sides.targets.decode([found])
-            complete = text[: text.rfind(" ") + 1]
+            complete = complete_words(text)
             if complete.startswith(written) and complete != written:
                 yield complete[len(written) :]
                 written = complete

@@ -1,15 +1,23 @@
-"""Yield the tokens of a running `generate` one by one, in the caller's thread."""
+"""Yield the tokens of a running `generate` one by one, in the caller's thread, and write their words."""
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from queue import Queue
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
+
+from vaswani.inference.inputs import on_one_line
+
+STREAMS_LINES = "stream writes lines of text, and the input is a table; leave it out"
+Result = TypeVar("Result")
+# A word is complete with the white space behind it; Chinese and Japanese write none.
+_COMPLETE = re.compile(r".*[\s\u3000-\u9fff\uff01-\uff60]", re.DOTALL)
 
 
 class TokenStream(BaseStreamer, StoppingCriteria):
@@ -61,3 +69,19 @@ class TokenStream(BaseStreamer, StoppingCriteria):
             self._queue.put(error)
         finally:
             self._queue.put(None)
+
+
+def complete_words(text: str) -> str:
+    """Return the part of a text that its next tokens do not change: all but its last word and line breaks."""
+    found = _COMPLETE.match(text)
+    return found.group().rstrip("\r\n") if found else ""
+
+
+def write_pieces(pieces: Generator[str, None, Result], write: Callable[[str], object]) -> Result:
+    """Write the pieces of a text as one line, without its end; return what the generator returns."""
+    while True:
+        try:
+            write(on_one_line(next(pieces)))
+        except StopIteration as end:
+            result: Result = end.value
+            return result

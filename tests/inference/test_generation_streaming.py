@@ -1,0 +1,141 @@
+"""Pieces of a continuation, as they are found, are its text."""
+
+import io
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from tiny_causal import ALL_MODELS, TEXT, gpt2, gpt2_like, llama, ours
+from vaswani.data.tokenization import train_tokenizer
+from vaswani.errors import RunError, UserError
+from vaswani.inference.generate.files import generate_texts, stream_texts
+from vaswani.inference.generate.generation import Generation, TextGenerator
+from vaswani.inference.inputs import TextLines
+from vaswani.inference.streaming import complete_words
+
+LONG = " ".join(TEXT.split() * 9)  # more tokens than the models have positions
+PROMPTS = ["the cat sat on", "is that right?", "maybe ", "1 2", ""]
+SAMPLED = {"temperature": 1.2, "seed": 4}
+# A text in which the model may write anything, line breaks and halves of characters too.
+ANY = {"temperature": 30.0, "seed": 2}
+
+
+def ours_like() -> PreTrainedTokenizerBase:
+    return train_tokenizer([TEXT] * 3, 320, purpose="causal")
+
+
+def streamed(generator: TextGenerator, prompt: Any, number: int = 0) -> tuple[list[str], Generation]:
+    """The pieces, and what the generator returns."""
+    pieces, stream = [], generator.stream(prompt, number=number)
+    while True:
+        try:
+            pieces.append(next(stream))
+        except StopIteration as end:
+            return pieces, end.value
+
+
+OPTIONS: list[dict[str, Any]] = [
+    *({}, SAMPLED, ANY),
+    {**ANY, "stop": ["a", "\n", "th"]},
+    {"stop": [" ", "cat"]},
+    {"repetition_penalty": 2.0},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("tokenizer", [gpt2_like, ours_like], ids=["bytes", "pieces"])
+@pytest.mark.parametrize("make", ALL_MODELS)
+def test_the_pieces_are_the_continuation(
+    make: Callable[[], PreTrainedModel],
+    tokenizer: Callable[[], PreTrainedTokenizerBase],
+    options: dict[str, Any],
+) -> None:
+    torch.manual_seed(1)
+    generator = TextGenerator(make().double().eval(), tokenizer(), max_new_tokens=20, **options)
+    prompts = PROMPTS if tokenizer is ours_like else PROMPTS[:-1]
+    expected = list(generator.generate(prompts, with_scores=False))
+    found = [streamed(generator, prompt, number) for number, prompt in enumerate(prompts)]
+    for (pieces, generation), whole in zip(found, expected, strict=True):
+        assert "".join(pieces) == whole.text
+        assert generation == whole
+        assert all(pieces)
+    if not options.get("stop"):
+        assert max(len(pieces) for pieces, _ in found) > 1
+
+
+def test_pieces_come_before_the_end_and_the_search_stops_when_nobody_asks() -> None:
+    model = gpt2(n_positions=2000).eval()
+    model.generation_config.eos_token_id = None
+    steps = []
+    model.transformer.register_forward_pre_hook(lambda *_: steps.append(1))
+    generator = TextGenerator(model, gpt2_like(), max_new_tokens=1500, **ANY)
+    threads = threading.active_count()
+    stream = generator.stream("the cat")
+    next(stream)
+    stream.close()
+    assert threading.active_count() == threads
+    assert len(steps) < 1400
+
+
+def test_lines_are_written_piece_by_piece_as_without_the_stream() -> None:
+    torch.manual_seed(0)
+    generator = TextGenerator(ours().eval(), ours_like(), max_new_tokens=30, **ANY)
+    lines = "".join(f"{prompt}\n" for prompt in ["the cat", "", LONG, "maybe"]).encode()
+    results = {}
+    for way in (generate_texts, stream_texts):
+        written: list[str] = []
+        told: list[str] = []
+        report = way(generator, TextLines(io.BytesIO(lines)), written.append, warn=told.append)
+        results[way] = written, told, str(report)
+    whole, pieces = results[generate_texts], results[stream_texts]
+    assert "".join(pieces[0]) == "".join(f"{line}\n" for line in whole[0])
+    assert pieces[1:] == whole[1:]
+    assert "model has positions for 64" in pieces[1][0]
+    assert len(pieces[0]) > 9
+
+
+def test_the_end_of_a_prompt_is_read_if_it_is_cut() -> None:
+    generator = TextGenerator(ours().eval(), ours_like(), max_new_tokens=9, too_long="cut")
+    (whole,) = generator.generate([LONG], with_scores=False)
+    assert whole.prompt_cut_off
+    assert streamed(generator, LONG)[1] == whole
+
+
+def test_a_failure_is_raised_where_the_pieces_are_asked_for() -> None:
+    model = llama()
+    torch.nn.init.constant_(model.model.norm.weight, float("nan"))
+    with pytest.raises(RunError, match="scores are not finite numbers"):
+        list(TextGenerator(model, gpt2_like()).stream("the"))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("", "it is empty"),
+        (7, "neither a text nor a chat"),
+        ([{"role": "user", "content": "a"}], "no chat template"),
+    ],
+)
+def test_what_cannot_be_continued_is_refused_at_once(prompt: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        TextGenerator(gpt2(), gpt2_like()).stream(prompt)
+
+
+@pytest.mark.parametrize(
+    ("text", "complete"),
+    [
+        ("one two", "one "),
+        ("one two ", "one two "),
+        ("one\n\n", "one"),
+        ("one\ntwo", "one"),
+        ("二人の男\ufffd", "二人の男"),
+        ("one", ""),
+        ("", ""),
+    ],
+)
+def test_a_word_is_complete_before_white_space_and_a_chinese_one_at_once(text: str, complete: str) -> None:
+    assert complete_words(text) == complete
