@@ -2,6 +2,7 @@
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from html import unescape
 from pathlib import Path
 
@@ -274,6 +275,33 @@ def test_an_exported_model_has_no_attention_and_the_same_translations(folder: Pa
     text, html = view.show("one two three")
     assert text == Translator.from_pretrained(trained, device="cpu")(["one two three"])[0]
     assert len(rows(html)) == 2
+
+
+SAVED_IN_ONNX = {
+    "classifier": (partial(save_toy_classifier, task="classification"), Classifier, ClassificationView),
+    "answerer": (save_toy_answerer, QuestionAnswerer, AnswerView),
+    "decoder": (save_toy_decoder, Prompter, CompletionView),
+    "translator": (save_toy_checkpoint, Translator, TranslationView),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SAVED_IN_ONNX)
+def test_models_in_onnx_are_shown_without_attention(kind: str, folder: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    save, of_class, of_view = SAVED_IN_ONNX[kind]
+    trained = folder / f"{kind} as trained"
+    save(trained)
+    export_folder(str(trained), folder / f"{kind} in onnx", "onnx")
+    views = [
+        of_view("model", open_model(trained, device="cpu")),
+        of_view("model", open_model(folder / f"{kind} in onnx", engine="onnx")),
+    ]
+    assert isinstance(open_model(folder / f"{kind} in onnx", engine="onnx"), of_class)
+    assert (views[1].model, views[1].describe()) == (None, "")
+    values = {"answerer": ("who saw rome?",), "decoder": (8, 1.0)}.get(kind, ())
+    texts = [view.show("ann saw rome and the film was great", *values)[0] for view in views]
+    assert texts[0] == texts[1] != ""
 
 
 def test_every_kind_has_words_of_its_own() -> None:
