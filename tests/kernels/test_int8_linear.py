@@ -1,6 +1,7 @@
 """Linear layers with int8 weights compute what their definition says, row by row."""
 
 import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import torch
 from torch import nn
 
 from tiny import batch, tiny_model
+from toy_labels import save_toy_answerer, save_toy_classifier, save_toy_decoder, save_toy_encoder
 from toy_translation import save_toy_checkpoint
-from vaswani import Translator
+from vaswani import Classifier, Embedder, QuestionAnswerer, TextGenerator, Translator
 from vaswani.errors import UserError
 from vaswani.inference.quantization import quantize
 from vaswani.kernels import decoder_step, int8_linear
@@ -119,6 +121,45 @@ def test_a_translator_is_quantized_when_it_is_loaded(tmp_path: Path, monkeypatch
     expected = [best.hypotheses[0].score for best in plain]
     assert scores != expected
     assert scores == pytest.approx(expected, rel=0.2)
+
+
+def scores_of(loaded: Any, texts: list[str]) -> torch.Tensor:
+    """Numbers that a model finds for each text."""
+    if isinstance(loaded, Classifier):
+        return torch.tensor([list(each.probabilities.values()) for each in loaded(texts)])
+    if isinstance(loaded, Embedder):
+        return loaded.embed(texts)
+    if isinstance(loaded, QuestionAnswerer):
+        answers = loaded.answer(("who saw rome", text) for text in texts)
+        return torch.tensor([[each.null_odds, each.spans[0].score] for each in answers])
+    found = loaded.generate(texts)
+    return torch.tensor([[each.continuations[0].log_prob] for each in found])
+
+
+SAVED: dict[str, tuple[Any, Any]] = {
+    "classifier": (Classifier, partial(save_toy_classifier, task="classification")),
+    "BERT": (Classifier, partial(save_toy_classifier, task="classification", library=True)),
+    "answerer": (QuestionAnswerer, save_toy_answerer),
+    "encoder": (Embedder, save_toy_encoder),
+    "decoder": (TextGenerator, save_toy_decoder),
+}
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_other_models_are_quantized_when_they_are_loaded(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(int8_linear, "MIN_WEIGHTS", 0)
+    of_class, save = SAVED[name]
+    save(tmp_path)
+    texts = ["ann saw rome", "the film was great", "bob was in oslo and the film was awful"]
+    options: dict[str, Any] = {"device": "cpu", "dtype": "float32"}
+    expected = scores_of(of_class.from_pretrained(tmp_path, **options), texts)
+    loaded = of_class.from_pretrained(tmp_path, **options, quantization="int8")
+    found = scores_of(loaded, texts)
+    assert 0 < (found - expected).norm() < 0.1 * expected.norm()
+    alone = torch.cat([scores_of(loaded, [text]) for text in texts])
+    torch.testing.assert_close(alone, found, atol=1e-3, rtol=1e-2)
 
 
 @pytest.mark.parametrize("engine", ["ctranslate2", "onnx"])

@@ -16,6 +16,7 @@ from vaswani.cli.options import (
     OnnxEngine,
     OutputName,
     PaddedTokensPerBatch,
+    Quantization,
     model_option,
     number,
     takes_loading_options,
@@ -81,6 +82,7 @@ def predict(
     max_tokens_per_batch: PaddedTokensPerBatch = 8192,
     buffer_size: BufferSize = None,
     engine: OnnxEngine = "torch",
+    quantization: Quantization = None,
     **loading: Any,
 ) -> None:
     """Predict the label of each line or table row, the tags of its words, or
@@ -112,6 +114,7 @@ def predict(
                 max_length=max_length,
                 max_tokens_per_batch=max_tokens_per_batch,
                 engine=engine,
+                quantization=quantization,
                 **loading,
             )
             with progress_of_texts(texts, output_name) as bar:

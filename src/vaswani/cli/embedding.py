@@ -11,6 +11,7 @@ from vaswani.cli.options import (
     InputName,
     OnnxEngine,
     PaddedTokensPerBatch,
+    Quantization,
     model_option,
     number,
     takes_loading_options,
@@ -88,6 +89,7 @@ def embed(
     ] = None,
     max_tokens_per_batch: PaddedTokensPerBatch = 8192,
     engine: OnnxEngine = "torch",
+    quantization: Quantization = None,
     **loading: Any,
 ) -> None:
     """Embed text line by line, or a field of a table: a vector for each text, word or token."""
@@ -115,6 +117,7 @@ def embed(
         "truncation": truncation,
         "max_tokens_per_batch": max_tokens_per_batch,
         "engine": engine,
+        "quantization": quantization,
         **loading,
     }
     begin_work()

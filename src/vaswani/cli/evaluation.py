@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedConfig
 
-LOADING = ("max_tokens_per_batch", "engine", "revision", "device", "dtype", "allow_mismatch")
+LOADING = (
+    *("max_tokens_per_batch", "engine", "quantization"),
+    *("revision", "device", "dtype", "allow_mismatch"),
+)
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,12 @@ class Asked:
         """The maximum number of tokens of a text; None if it is not given."""
         length = self.options["max_source_length"]
         return None if length == "auto" else length
+
+    @property
+    def types(self) -> dict[str, Any]:
+        """The engine and, if they are given, the types of the weights."""
+        names = ("engine", "quantization", "dtype")
+        return {name: self.options[name] for name in names if self.options[name] is not None}
 
     def trained(self, *tasks: str) -> dict[str, Any]:
         """Return the settings of the model's training; empty if its task is not one of these."""
@@ -236,7 +245,8 @@ def _evaluate_labels(asked: Asked) -> Found:
         )
         for row, prediction in zip(rows, found.predictions, strict=True)
     )
-    return found, lines, {"split": split, "task": task, "max_length": classifier.max_length}
+    record = {"split": split, "task": task, **asked.types, "max_length": classifier.max_length}
+    return found, lines, record
 
 
 def _evaluate_questions(asked: Asked) -> Found:
@@ -259,7 +269,7 @@ def _evaluate_questions(asked: Asked) -> Found:
     )
     search = {**vars(answerer.lengths), "max_answer_length": answerer.max_answer_length}
     search["null_score_diff_threshold"] = answerer.null_score_diff_threshold
-    return found, lines, {"split": split, "task": task, **search}
+    return found, lines, {"split": split, "task": task, **asked.types, **search}
 
 
 EVALUATIONS: dict[str, Callable[[Asked], Found]] = {

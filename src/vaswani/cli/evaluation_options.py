@@ -44,6 +44,7 @@ OF_SEARCH = (
     *("temperature", "top_k", "top_p", "seed", "replace_unknown", "banned_phrases", "required_phrases"),
 )
 OF_MODELS = ("ensemble_weights", "ensemble_average", "engine", "quantization")
+OF_PREDICTIONS = ("output_name", "engine", "quantization", "dtype", "allow_mismatch")
 OF_LANGUAGES = ("source_language", "target_language", "source_prefix")
 TAKES = {
     **dict.fromkeys((*OF_SEARCH, *OF_LANGUAGES, *OF_MODELS, "task"), ("seq2seq",)),
@@ -53,7 +54,7 @@ TAKES = {
     },
     "null_score_diff_threshold": ("questions",),
     "stride": ("causal",),
-    **dict.fromkeys(("output_name", "engine", "dtype", "allow_mismatch"), ("seq2seq", "labels", "questions")),
+    **dict.fromkeys(OF_PREDICTIONS, ("seq2seq", "labels", "questions")),
 }
 FLAGS = {"output_name": "output", "banned_phrases": "ban", "required_phrases": "require"}
 

@@ -13,6 +13,7 @@ from vaswani.cli.options import (
     NoRepeatNgramSize,
     OnnxEngine,
     OutputName,
+    Quantization,
     RepetitionPenalty,
     SamplingSeed,
     Temperature,
@@ -99,6 +100,7 @@ def generate(
         typer.Option("--stream", help="Write each word of lines of text as soon as it is found."),
     ] = False,
     engine: OnnxEngine = "torch",
+    quantization: Quantization = None,
     **loading: Any,
 ) -> None:
     """Continue prompts, or answer chats, by a causal language model.
@@ -138,7 +140,12 @@ def generate(
         options["chat"] = chat or (texts.row is None and trained.get("messages_field") is not None)
         with LineWriter(output_name) as writer:
             generator = TextGenerator.from_pretrained(
-                model, max_tokens_per_batch=max_tokens_per_batch, engine=engine, **options, **loading
+                model,
+                max_tokens_per_batch=max_tokens_per_batch,
+                engine=engine,
+                quantization=quantization,
+                **options,
+                **loading,
             )
             if stream:
                 report = stream_texts(generator, texts, partial(writer.write, end=""), warn=warn)

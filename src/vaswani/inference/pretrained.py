@@ -9,7 +9,8 @@ import torch
 
 from vaswani.errors import UserError
 from vaswani.hub.checkpoint import load_checkpoint
-from vaswani.inference.onnx.loading import load_onnx_checkpoint
+from vaswani.inference.onnx.loading import load_onnx_checkpoint, refuse_types
+from vaswani.inference.quantization import check_quantization, quantize
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -29,6 +30,7 @@ class FromPretrained:
         *,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
+        quantization: str | None = None,
         revision: str | None = None,
         allow_mismatch: bool = False,
         engine: str = "torch",
@@ -40,6 +42,8 @@ class FromPretrained:
             name: the folder, or the name on the Hub, of a model of transformers or vaswani.
             device: None means a CUDA device if there is one, else the CPU.
             dtype: dtype of the weights; None means as saved.
+            quantization: `"int8"` quantizes the weights after loading (see `vaswani.inference.quantization`);
+                None leaves them as they are.
             revision: branch, tag or commit on the Hub; None means `main`.
             allow_mismatch: accept tokenizers or weights that seem to belong to another model.
             engine: `"torch"`, or `"onnx"` for the folder of `vaswani export --to onnx`, which only some
@@ -47,15 +51,20 @@ class FromPretrained:
             options: other arguments of the class.
 
         Raises:
-            UserError: the model cannot be loaded (see `load_checkpoint` and `load_onnx_checkpoint`), or the
-                class does not run the engine.
+            UserError: the model cannot be loaded (see `load_checkpoint` and `load_onnx_checkpoint`) or
+                quantized, or the class does not run the engine.
         """
         if engine not in cls._engines:
             expected = " or ".join(cls._engines)
             raise UserError(f"engine={engine} cannot be used by {cls.__name__}; expected {expected}")
         auto_class = cls._class_to_load(name, revision)
-        load = load_onnx_checkpoint if engine == "onnx" else load_checkpoint
-        model, *tokenizers = load(name, device, dtype, revision, auto_class, allow_mismatch)
+        if engine == "onnx":
+            refuse_types(device, dtype, quantization)
+            model, *tokenizers = load_onnx_checkpoint(name, revision, auto_class, allow_mismatch)
+        else:
+            check_quantization(quantization)
+            model, *tokenizers = load_checkpoint(name, device, dtype, revision, auto_class, allow_mismatch)
+            model = quantize(model, quantization)
         return cls(model, *tokenizers[: 1 + cls._has_target], **options)  # type: ignore[call-arg]
 
     @classmethod

@@ -22,30 +22,33 @@ from vaswani.model.configuration_vaswani import VaswaniConfig, VaswaniFamilyConf
 
 
 def load_onnx_checkpoint(
-    name: str | Path,
-    device: str | torch.device | None = None,
-    dtype: str | torch.dtype | None = None,
-    revision: str | None = None,
-    auto_class: Any = None,
-    allow_mismatch: bool = False,
-    *,
-    quantization: str | None = None,
+    name: str | Path, revision: str | None = None, auto_class: Any = None, allow_mismatch: bool = False
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
     """Return a model that was exported to ONNX with its source and target tokenizers.
 
     Args:
         name: a folder, or a name on the Hub.
-        device: None or the CPU.
-        dtype: None, because the export has decided it.
         revision: branch, tag or commit on the Hub; None means `main`.
         auto_class: Auto class of the model; None accepts all.
         allow_mismatch: accept tokenizers that seem to belong to another model.
-        quantization: None, because the export has decided it.
 
     Raises:
-        UserError: as `load_onnx`; the model is of another Auto class; an option has another value; or a
-            tokenizer is missing or of another model.
+        UserError: as `load_onnx`; the model is of another Auto class; or a tokenizer is missing or of another
+            model.
     """
+    path = local_folder(name, revision, weights="*.onnx*")
+    if auto_class is not None:
+        _check_class(auto_class, path)
+    model = load_onnx(path)
+    source, target = load_tokenizers(path)
+    check_vocabulary(path, model, source, target, allow_mismatch=allow_mismatch)
+    return model, source, target
+
+
+def refuse_types(
+    device: str | torch.device | None, dtype: str | torch.dtype | None, quantization: str | None
+) -> None:
+    """Raise a UserError for another device than the CPU, and for types, which the export has decided."""
     if str(device or "cpu") != "cpu":
         raise UserError(f"device {str(device)!r} cannot be used by engine=onnx; it runs on the 'cpu'")
     for field, value in {"dtype": dtype, "quantization": quantization}.items():
@@ -54,13 +57,6 @@ def load_onnx_checkpoint(
                 f"{field}={value} has no effect with engine=onnx, whose types are those of the export; "
                 "leave it out, or export with --quantization"
             )
-    path = local_folder(name, revision, weights="*.onnx*")
-    if auto_class is not None:
-        _check_class(auto_class, path)
-    model = load_onnx(path)
-    source, target = load_tokenizers(path)
-    check_vocabulary(path, model, source, target, allow_mismatch=allow_mismatch)
-    return model, source, target
 
 
 def load_onnx(folder: str | Path, threads: int | None = None) -> Any:

@@ -13,7 +13,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 from vaswani.data.text_codec import Side, TextCodec, check_same_special_tokens
 from vaswani.errors import UserError
 from vaswani.hub.checkpoint import load_checkpoint, local_folder
-from vaswani.inference.onnx.loading import load_onnx_checkpoint
+from vaswani.inference.onnx.loading import load_onnx_checkpoint, refuse_types
 from vaswani.inference.quantization import check_quantization, quantize
 from vaswani.inference.translate.ctranslate2_engine import CTranslate2Engine
 from vaswani.inference.translate.ctranslate2_folder import WEIGHTS, read_ctranslate2_folder
@@ -135,14 +135,9 @@ def _load_ctranslate2(name: str | Path, options: LoadOptions) -> Loaded:
 
 
 def _load_onnx(name: str | Path, options: LoadOptions) -> Loaded:
+    refuse_types(options.device, options.dtype, options.quantization)
     model, source, target = load_onnx_checkpoint(
-        name,
-        options.device,
-        options.dtype,
-        options.revision,
-        AutoModelForSeq2SeqLM,
-        options.allow_mismatch,
-        quantization=options.quantization,
+        name, options.revision, AutoModelForSeq2SeqLM, options.allow_mismatch
     )
     return TorchEngine(model), source, target
 
