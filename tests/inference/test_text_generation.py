@@ -358,9 +358,19 @@ def test_settings_for_other_results_than_one_text_are_left_out() -> None:
     generator = TextGenerator(model, tokenizer, max_new_tokens=NEW_TOKENS)
     expected = generator(PROMPTS)
     others = {"return_dict_in_generate": True, "prompt_lookup_num_tokens": 2, "forced_eos_token_id": 3}
-    for name, value in {**others, "eos_token_id": [2, 99_999]}.items():
+    others |= {"do_sample": True, "num_return_sequences": 3, "max_time": 1e-9, "eos_token_id": [2, 99_999]}
+    for name, value in others.items():
         setattr(model.generation_config, name, value)
     assert generator([*PROMPTS, "the "])[:-1] == expected
+
+
+def test_settings_that_need_more_than_a_model_are_refused() -> None:
+    model = gpt2().eval()
+    model.generation_config.token_healing = True
+    with pytest.raises(
+        UserError, match=r"generate refuses the model or its generation_config: .*token healing"
+    ):
+        TextGenerator(model, gpt2_like())(PROMPTS)
 
 
 def recurrent() -> PreTrainedModel:

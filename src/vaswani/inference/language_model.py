@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
+    LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -32,7 +33,7 @@ from transformers import (
 
 from vaswani.data.text.chats import template_token_ids
 from vaswani.data.text_codec import TextCodec
-from vaswani.errors import UserError, check_positive
+from vaswani.errors import UserError, check_positive, one_line
 from vaswani.inference.batches import batches, within_memory
 from vaswani.inference.continuing import (
     BeginWithSpace,
@@ -57,6 +58,8 @@ GREEDY = GenerationOptions()
 # Settings of a generation_config.json that do not suit one continuation of each prompt, set to what does.
 _OF_ONE_CONTINUATION: dict[str, Any] = {
     "forced_eos_token_id": None,
+    "max_time": None,  # seconds, which depend on the machine and on the batch
+    "num_return_sequences": 1,
     "prompt_lookup_num_tokens": None,
     "return_dict_in_generate": False,
     "stop_strings": None,  # see `StopTexts`
@@ -360,38 +363,51 @@ class LanguageModel:
         input_ids, attention_mask = self._padded([prompt.token_ids for prompt in prompts], "left")
         length, most = input_ids.shape[1], max(draft.max_new_tokens for draft in batch)
         finite = FiniteScores()
-        processors = LogitsProcessorList([finite])
-        spaces = [prompt.before_space for prompt in prompts]
-        if any(spaces) and self._after_space:
-            processors.append(BeginWithSpace(spaces, [*self._after_space, *self._ends], length))
-        if options.sampling is not None:
-            seeds = [draft.seed for draft in batch]
-            processors.append(SeededSampling(seeds, most, options.sampling, length))
         texts = ContinuationTexts(self._texts, prompts)
         stopping = StopTexts(texts, self._until_end, (*stop, *self._stops), length)
+        criteria = [*([stopping] if stopping.stop else []), *([stream] if stream else [])]
         names = ("repetition_penalty", "no_repeat_ngram_size")
         penalties = {name: value for name in names if (value := getattr(options, name)) is not None}
-        sequences = self.model.generate(  # [R, T + at most max_new_tokens]
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            num_beams=1,
-            do_sample=False,
-            use_cache=True,  # training may have disabled it in the configuration
-            max_new_tokens=None,
-            max_length=length + most,
-            pad_token_id=self.tokenizer.pad_token_id or 0,
-            stopping_criteria=StoppingCriteriaList(
-                [*([stopping] if stopping.stop else []), *([stream] if stream else [])]
-            ),
-            streamer=stream,
-            logits_processor=processors,
-            **_OF_ONE_CONTINUATION,
-            **penalties,
-        )
+        try:
+            sequences = self.model.generate(  # [R, T + at most max_new_tokens]
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                num_beams=1,
+                do_sample=False,
+                use_cache=True,  # training may have disabled it in the configuration
+                max_new_tokens=None,
+                max_length=length + most,
+                pad_token_id=self.tokenizer.pad_token_id or 0,
+                stopping_criteria=StoppingCriteriaList(criteria),
+                streamer=stream,
+                logits_processor=LogitsProcessorList([finite, *self._processors(batch, options, length)]),
+                **_OF_ONE_CONTINUATION,
+                **penalties,
+            )
+        except UserError:
+            raise
+        except ValueError as error:  # the options are checked before; only the model's are left
+            raise UserError(
+                f"generate refuses the model or its generation_config: {one_line(error)}"
+            ) from error
         finite.check(self.model)
         found = self._until_end(sequences[:, length:])
         limits = (min(stopping.lengths.get(row, most), one.max_new_tokens) for row, one in enumerate(batch))
         return [tokens[:limit] for tokens, limit in zip(found, limits, strict=True)]
+
+    def _processors(
+        self, batch: list[Draft], options: GenerationOptions, length: int
+    ) -> list[LogitsProcessor]:
+        """Return what chooses the tokens after prompts of this padded length."""
+        processors: list[LogitsProcessor] = []
+        spaces = [draft.prompt.before_space for draft in batch]
+        if any(spaces) and self._after_space:
+            processors.append(BeginWithSpace(spaces, [*self._after_space, *self._ends], length))
+        if options.sampling is not None:
+            seeds = [draft.seed for draft in batch]
+            most = max(draft.max_new_tokens for draft in batch)
+            processors.append(SeededSampling(seeds, most, options.sampling, length))
+        return processors
 
     @cached_property
     def _after_space(self) -> list[int]:
