@@ -12,6 +12,7 @@ import torch
 from transformers import StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
+from vaswani.errors import RunError
 from vaswani.inference.inputs import on_one_line
 
 STREAMS_LINES = "stream writes lines of text, and the input is a table; leave it out"
@@ -69,6 +70,40 @@ class TokenStream(BaseStreamer, StoppingCriteria):
             self._queue.put(error)
         finally:
             self._queue.put(None)
+
+
+class Pieces:
+    """Cuts a text that grows into pieces, each given out once.
+
+    Attributes:
+        written: what has been given out.
+    """
+
+    def __init__(self) -> None:
+        self.written = ""
+
+    def complete(self, text: str) -> Iterator[str]:
+        """Yield what the complete words of the text so far add, if they add anything."""
+        words = complete_words(text)
+        if words.startswith(self.written):
+            yield from self._added(words)
+
+    def rest(self, text: str) -> Iterator[str]:
+        """Yield what the whole text adds, if it adds anything.
+
+        Raises:
+            RunError: the text does not begin with what has been given out.
+        """
+        if not text.startswith(self.written):
+            raise RunError(
+                f"the tokenizer has changed the text {self.written!r}, which is given, to {text!r}"
+            )
+        yield from self._added(text)
+
+    def _added(self, text: str) -> Iterator[str]:
+        piece, self.written = text[len(self.written) :], text
+        if piece:
+            yield piece
 
 
 def complete_words(text: str) -> str:

@@ -22,7 +22,7 @@ from vaswani.inference.continuing import Prompt, TokenIds
 from vaswani.inference.generation_options import GenerationOptions
 from vaswani.inference.language_model import Draft, LanguageModel
 from vaswani.inference.pretrained import FromPretrained
-from vaswani.inference.streaming import complete_words
+from vaswani.inference.streaming import Pieces
 
 TooLong = Literal["cut", "skip"]
 DEFAULT_NEW_TOKENS = 128
@@ -319,18 +319,14 @@ class TextGenerator(FromPretrained):
         """Yield words as soon as they are complete and cannot be the beginning of a stop text."""
         model = self.language_model
         (draft,) = self._drafts(fitted, number, 1)
-        found: list[int] = []
-        text = written = ""
+        found, pieces = list[int](), Pieces()
+        text = ""
         for token in model.stream(draft, self.options, self.stop):
             found.append(token)
             (text,) = model.texts_of([draft], [tuple(found)])
-            certain = complete_words(model.before_stop(text, self.stop, begun=True))
-            if certain.startswith(written) and certain != written:
-                yield certain[len(written) :]
-                written = certain
+            yield from pieces.complete(model.before_stop(text, self.stop, begun=True))
         ended = model.before_stop(text, self.stop)
-        if ended != written:
-            yield ended[len(written) :]
+        yield from pieces.rest(ended)
         complete = len(found) < draft.max_new_tokens or ended != text
         return Generation(prompt, (GeneratedText(ended, complete),), prompt_cut_off=fitted.cut_off)
 

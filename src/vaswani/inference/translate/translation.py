@@ -24,10 +24,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani.data.text_codec import TextCodec
-from vaswani.errors import RunError, UserError, check_positive
+from vaswani.errors import UserError, check_positive
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, checked, listed
 from vaswani.inference.sides import EncodedText, Sides, TooLong
-from vaswani.inference.streaming import complete_words
+from vaswani.inference.streaming import Pieces
 from vaswani.inference.translate.constraints import Constraints
 from vaswani.inference.translate.engine import Engine, SearchOptions
 from vaswani.inference.translate.engines import (
@@ -342,20 +342,11 @@ class Translator:
 
     def _pieces(self, tokens: Iterator[int]) -> Generator[str, None, bool]:
         """Yield words as soon as they are complete; a later token may still change the last word."""
-        found: list[int] = []
-        written = ""
+        found, pieces = list[int](), Pieces()
         for token in tokens:
             found.append(token)
-            (text,) = self.sides.targets.decode([found])
-            complete = complete_words(text)
-            if complete.startswith(written) and complete != written:
-                yield complete[len(written) :]
-                written = complete
-        (text,) = self.sides.targets.decode([found])
-        if not text.startswith(written):
-            raise RunError(f"the tokenizer has changed the text {written!r}, which is given, to {text!r}")
-        if text != written:
-            yield text[len(written) :]
+            yield from pieces.complete(*self.sides.targets.decode([found]))
+        yield from pieces.rest(*self.sides.targets.decode([found]))
         return found[-1] in self._ends()
 
     def prefix_tokens(self, prefix: str) -> tuple[int, ...]:
