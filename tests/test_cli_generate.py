@@ -80,7 +80,7 @@ def test_a_stream_writes_the_same_lines(model: Path, tmp_path: Path, capfd: pyte
     table = write_rows(tmp_path / "in.jsonl", [{"prompt": "the cat"}])
     status, output, errors = command(capfd, model, "--input", table, "--stream")
     assert (status, output) == (2, "")
-    assert "stream writes lines of text, and the input is a table; leave it out" in errors
+    assert "stream is for lines of text, and the input is a table; leave out stream" in errors
 
 
 def test_line_breaks_become_spaces_and_are_counted(
@@ -246,6 +246,7 @@ def test_json_lines_come_through_a_pipe(
         (["--messages_field", "b"], "--messages_field b is for tables, and {lines} is read as lines"),
         (["--output", "{lines}"], "{lines} would replace the input"),
         (["--output", "out.jsonl"], "add --num_samples for lines of JSON"),
+        (["--chat", "--stream"], "chat needs a chat template, and the tokenizer has none; leave out chat"),
         (["--stream", "--num_samples", "1"], "--stream and --num_samples exclude each other; leave one out"),
         (["--stream", "--buffer_size", "9"], "--stream and --buffer_size exclude each other; leave one out"),
     ],

@@ -229,7 +229,7 @@ def test_tables_and_what_is_too_long_are_not_streamed(model: Path, tmp_path: Pat
     table = tmp_path / "in.jsonl"
     table.write_text('{"source": "one"}\n')
     command = ["translate", "--model", model, *GREEDY, "--stream", "--input"]
-    message = "vaswani: stream writes lines of text, and the input is a table; leave it out\n"
+    message = "vaswani: stream is for lines of text, and the input is a table; leave out stream\n"
     assert in_process(capfd, *command, table) == (2, "", message)
     (tmp_path / "in.txt").write_text("one two three\none\n")
     limit = ["--max_source_length", "3", "--too_long", "skip"]

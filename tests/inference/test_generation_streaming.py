@@ -1,21 +1,25 @@
 """Pieces of a continuation, as they are found, are its text."""
 
 import io
+import random
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from tiny_causal import ALL_MODELS, TEXT, gpt2, gpt2_like, llama, ours
+from vaswani.data.text_codec import TextCodec
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.errors import RunError, UserError
+from vaswani.inference.continuing import before_begun_stop
 from vaswani.inference.generate.files import generate_texts, stream_texts
 from vaswani.inference.generate.generation import Generation, TextGenerator
 from vaswani.inference.inputs import TextLines
-from vaswani.inference.streaming import complete_words
+from vaswani.inference.streaming import complete_words, pieces_of
 
 LONG = " ".join(TEXT.split() * 9)  # more tokens than the models have positions
 PROMPTS = ["the cat sat on", "is that right?", "maybe ", "1 2", ""]
@@ -63,8 +67,66 @@ def test_the_pieces_are_the_continuation(
         assert "".join(pieces) == whole.text
         assert generation == whole
         assert all(pieces)
-    if not options.get("stop"):
+    if options == SAMPLED:
         assert max(len(pieces) for pieces, _ in found) > 1
+
+
+BYTE_WORDS = ["▁", "▁the", "▁cat", "a", "b", "c"]
+
+
+def byte_fallback() -> PreTrainedTokenizerBase:
+    """As Llama's: a byte that is no character shows as U+FFFD, and so do all bytes beside it."""
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *BYTE_WORDS]
+    bpe = models.BPE({name: at for at, name in enumerate(names)}, [], unk_token="<unk>", byte_fallback=True)
+    tokenizer = Tokenizer(bpe)
+    joined = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(joined)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    )
+
+
+def cleaning() -> PreTrainedTokenizerBase:
+    """As BERT's: an apostrophe joins the words around it once the second is there."""
+    names = ["[UNK]", "he", "'", "s", "it", "n", "##t", "do", "a", ".", ","]
+    tokenizer = Tokenizer(models.WordPiece({name: at for at, name in enumerate(names)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(cleanup=True)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="[UNK]", clean_up_tokenization_spaces=True
+    )
+
+
+@pytest.mark.parametrize("make", [byte_fallback, cleaning])
+def test_what_later_tokens_change_is_not_given_out(make: Callable[[], PreTrainedTokenizerBase]) -> None:
+    tokenizer = make()
+    codec = TextCodec(tokenizer)
+    generator = random.Random(0)
+    counts = set()
+    for _ in range(400):
+        tokens = generator.choices(range(3, len(tokenizer)), k=generator.randint(1, 9))
+        if make is byte_fallback and generator.random() < 0.7:
+            tokens = [3 + byte for byte in "中 国\né".encode()][: generator.randint(1, 10)]
+            tokens += generator.choices(range(len(tokenizer) - len(BYTE_WORDS), len(tokenizer)), k=3)
+        pieces = [*pieces_of(iter(tokens), lambda ids: codec.decode([ids])[0], codec.byte_ids)]
+        assert "".join(pieces) == codec.decode([tokens])[0]
+        counts.add(len(pieces))
+    assert max(counts) > 3
+
+
+def test_a_changed_text_is_an_error() -> None:
+    texts = {1: "one two three", 2: "two two three four"}
+    with pytest.raises(RunError, match="has changed the text 'one two', which is given, to 'two"):
+        list(pieces_of(iter([5, 6]), lambda ids: texts[len(ids)]))
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "before"),
+    [("x  ", ["  b"], "x"), ("a a b", ["b c", "a b c d"], "a "), ("x", ["y"], "x"), ("xy", ["y"], "xy")],
+)
+def test_the_longest_beginning_of_a_stop_text_is_held_back(text: str, stop: list[str], before: str) -> None:
+    assert before_begun_stop(text, stop) == before
 
 
 def test_pieces_come_before_the_end_and_the_search_stops_when_nobody_asks() -> None:
@@ -128,14 +190,18 @@ def test_what_cannot_be_continued_is_refused_at_once(prompt: Any, message: str) 
 @pytest.mark.parametrize(
     ("text", "complete"),
     [
-        ("one two", "one "),
-        ("one two ", "one two "),
+        ("one two", "one"),
+        ("one two ", "one two"),
+        ("one  two three", "one  two"),
         ("one\n\n", "one"),
         ("one\ntwo", "one"),
+        ("one two。", "one two。"),
         ("二人の男\ufffd", "二人の男"),
+        ("หมาa", "หมา"),
+        ("두 사람", "두"),
         ("one", ""),
         ("", ""),
     ],
 )
-def test_a_word_is_complete_before_white_space_and_a_chinese_one_at_once(text: str, complete: str) -> None:
+def test_a_word_is_complete_with_what_follows_and_a_han_character_at_once(text: str, complete: str) -> None:
     assert complete_words(text) == complete

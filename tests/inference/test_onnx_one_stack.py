@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 import toy_prompting
 from tiny_causal import gpt2_like, ours
@@ -15,6 +15,7 @@ from toy_labels import (
     TASKS,
     save_toy_answerer,
     save_toy_classifier,
+    save_toy_decoder,
     save_toy_encoder,
     toy_rows,
     toy_tokenizer,
@@ -49,6 +50,10 @@ def save_bare_encoder(folder: Path) -> None:
     AutoModel.from_pretrained(save_toy_encoder(folder)).save_pretrained(folder)
 
 
+def save_bare_decoder(folder: Path) -> None:
+    AutoModel.from_pretrained(save_toy_decoder(folder)).save_pretrained(folder)
+
+
 def save_causal(folder: Path, fields: dict[str, Any]) -> None:
     torch.manual_seed(0)
     ours(**fields).save_pretrained(folder)
@@ -60,6 +65,7 @@ SAVED = {
     "answerer": save_toy_answerer,
     "decoder_answerer": partial(save_toy_answerer, decoder=True),
     "encoder": save_bare_encoder,
+    "decoder": save_bare_decoder,
     "masked": save_toy_encoder,
     "translator": partial(save_toy_checkpoint, separate=False),
     "prompted": toy_prompting.save_toy_checkpoint,
@@ -119,7 +125,7 @@ def test_answers_to_questions(name, folders):
         assert by_onnx.null_odds == pytest.approx(by_torch.null_odds, abs=1e-3)
 
 
-@pytest.mark.parametrize("name", ["encoder", "translator"])
+@pytest.mark.parametrize("name", ["encoder", "decoder", "translator"])
 def test_vectors(name, folders):
     texts = ["the great film", "", "ann was in rome and the film was awful"]
     for pooling in ("mean", "cls"):
@@ -127,6 +133,26 @@ def test_vectors(name, folders):
         torch.testing.assert_close(by_onnx.embed(texts), by_torch.embed(texts), atol=1e-4, rtol=0)
     for expected, found in zip(by_torch.embed_words(texts), by_onnx.embed_words(texts), strict=True):
         torch.testing.assert_close(found.vectors, expected.vectors, atol=1e-4, rtol=0)
+
+
+def test_the_pooling_of_sentence_transformers_is_kept(tmp_path):
+    pytest.importorskip("sentence_transformers")
+    save_bare_encoder(tmp_path / "model")
+    kinds = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (kind, path) in enumerate(kinds.items())
+    ]
+    (tmp_path / "model" / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "model" / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 32, "pooling_mode_cls_token": True}
+    (tmp_path / "model" / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    export_folder(str(tmp_path / "model"), tmp_path / "onnx", "onnx")
+    by_torch, by_onnx = loaded(Embedder, (tmp_path / "model", tmp_path / "onnx"))
+    assert by_onnx.pooling == "cls"
+    vectors = by_onnx.embed(["the great film", "ann"])
+    torch.testing.assert_close(vectors, by_torch.embed(["the great film", "ann"]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(vectors.norm(dim=1), torch.ones(2))
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "top_k": 20, "stop": ["a"]}], ids=str)
@@ -171,6 +197,16 @@ def test_positions_that_the_file_does_not_count_are_refused(folders):
     assert not torch.equal(moved, counts_all(ids).logits)
 
 
+def test_the_cache_of_another_model_is_refused(folders):
+    model = load_onnx(folders("causal")[1])
+    ids = torch.tensor([[5, 6, 7]])
+    reference = AutoModelForCausalLM.from_pretrained(folders("causal")[0])
+    cache = reference(ids, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="past_key_values is a DynamicCache of another model"):
+        model(ids, torch.ones(1, 6), past_key_values=cache)
+    assert torch.equal(model(ids, past_key_values=DynamicCache()).logits, model(ids).logits)
+
+
 def test_token_types_are_zeros_unless_they_are_given(folders):
     model = load_onnx(folders("classification")[1])
     assert isinstance(model, OnnxModel)
@@ -179,7 +215,7 @@ def test_token_types_are_zeros_unless_they_are_given(folders):
     logits = model(ids).logits
     assert torch.equal(logits, model(ids, torch.ones_like(ids), types).logits)
     assert not torch.equal(logits, model(ids, token_type_ids=types + 1).logits)
-    with pytest.raises(ValueError, match="token_type_ids holds 2, which lies outside the vocabulary of 2"):
+    with pytest.raises(ValueError, match="token_type_ids holds 2, and the model has the types 0 to 1"):
         model(ids, token_type_ids=types + 2)
     with pytest.raises(ValueError, match="input_ids holds -1, which lies outside the vocabulary"):
         model(ids.clamp(max=0) - 1)
@@ -217,28 +253,6 @@ def test_without_the_engine_the_folder_names_it(folders):
         Classifier.from_pretrained(folders("classification")[1])
 
 
-def records(text: str) -> list[Any]:
-    return [json.loads(line) for line in text.splitlines()]
-
-
-@pytest.mark.parametrize(
-    ("name", "command"),
-    [
-        ("classification", ["predict"]),
-        ("encoder", ["embed", "--pooling", "cls"]),
-        ("causal", ["generate", "--max_new_tokens", "9", "--num_samples", "1"]),
-    ],
-)
-def test_commands_write_what_they_write_with_torch(name, command, folders, tmp_path):
-    (tmp_path / "in.txt").write_text("the great film\n\nthe cat was awful\n")
-    outputs = []
-    for engine, folder in zip(("torch", "onnx"), folders(name), strict=True):
-        flags = ["--model", str(folder), "--engine", engine, "--output", str(tmp_path / engine)]
-        assert run([*command, "--input", str(tmp_path / "in.txt"), *flags]) == 0
-        outputs.append(records((tmp_path / engine).read_text()))
-    assert outputs[1] == near(outputs[0])
-
-
 def test_an_evaluation_scores_the_export(folders, tmp_path, capfd):
     data = write_toy_rows(tmp_path / "data", "classification")
     found = []
@@ -248,6 +262,7 @@ def test_an_evaluation_scores_the_export(folders, tmp_path, capfd):
         )
         found.append(json.loads(capfd.readouterr().out.splitlines()[-1]))
     assert found[1]["accuracy"] == found[0]["accuracy"]
+    assert [record["engine"] for record in found] == ["torch", "onnx"]
     table = write_jsonl(tmp_path / "texts.jsonl", [{"text": "the cat"}])
     arguments = ["--model", str(folders("causal")[1]), "--data", str(table), "--engine", "onnx"]
     assert run(["evaluate", *arguments]) == 2

@@ -34,6 +34,13 @@ def test_the_pieces_are_the_translation(kind: str, search: dict[str, Any]) -> No
 
 @BOTH
 @SEARCHES
+def test_a_script_without_spaces_comes_character_by_character() -> None:
+    translator = translator_of("toy", num_beams=1)
+    tokens = toy_tokenizer()("二人の男").input_ids
+    assert len(tokens) > 5
+    assert [*translator._pieces(iter(tokens))] == ["二", "人", "の", "男"]
+
+
 def test_prefixes_and_phrases_and_lengths_hold(kind: str, search: dict[str, Any]) -> None:
     translator = translator_of(kind, **search, required_phrases=["4 4"], min_length=8, max_length=9)
     for sentence in SENTENCES[:4]:

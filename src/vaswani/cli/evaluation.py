@@ -11,7 +11,15 @@ import typer
 
 from vaswani.cli import evaluation_options
 from vaswani.cli.app import app
-from vaswani.cli.evaluation_options import FIELDS, NAMES, OF_MODELS, OF_SEARCH, check_options, kind_of
+from vaswani.cli.evaluation_options import (
+    FIELDS,
+    NAMES,
+    OF_ENGINES,
+    OF_ENSEMBLES,
+    OF_SEARCH,
+    check_options,
+    kind_of,
+)
 from vaswani.cli.options import (
     TRANSLATOR_DEFAULTS,
     Split,
@@ -28,10 +36,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedConfig
 
-LOADING = (
-    *("max_tokens_per_batch", "engine", "quantization"),
-    *("revision", "device", "dtype", "allow_mismatch"),
-)
+LOADING = (*OF_ENGINES, "max_tokens_per_batch", "revision", "device", "allow_mismatch")
 
 
 @dataclass(frozen=True)
@@ -73,10 +78,9 @@ class Asked:
         return None if length == "auto" else length
 
     @property
-    def types(self) -> dict[str, Any]:
+    def engine_options(self) -> dict[str, Any]:
         """The engine and, if they are given, the types of the weights."""
-        names = ("engine", "quantization", "dtype")
-        return {name: self.options[name] for name in names if self.options[name] is not None}
+        return {name: self.options[name] for name in OF_ENGINES if self.options[name] is not None}
 
     def trained(self, *tasks: str) -> dict[str, Any]:
         """Return the settings of the model's training; empty if its task is not one of these."""
@@ -199,7 +203,7 @@ def _evaluate_pairs(asked: Asked) -> Found:
     scorers = partial(score_texts, task=task), partial(resampled_scores, task=task)
     with progress_bar(len(rows), " rows") as bar:
         found = evaluate_translator(translator, rows, scorers[0], bar.update, scorers[1])
-    names = (*OF_MODELS, "num_beams", "length_penalty", "max_source_length", "max_length")
+    names = (*OF_ENSEMBLES, *OF_ENGINES, "num_beams", "length_penalty", "max_source_length", "max_length")
     search = {name: options[name] for name in (*names, *OF_SEARCH) if options[name] is not None}
     search |= {"num_beams": translator.options.num_beams, "max_source_length": translator.max_source_length}
     return found, map(as_text, found.translations), {"split": split, "task": task, **search}
@@ -245,7 +249,7 @@ def _evaluate_labels(asked: Asked) -> Found:
         )
         for row, prediction in zip(rows, found.predictions, strict=True)
     )
-    record = {"split": split, "task": task, **asked.types, "max_length": classifier.max_length}
+    record = {"split": split, "task": task, **asked.engine_options, "max_length": classifier.max_length}
     return found, lines, record
 
 
@@ -269,7 +273,7 @@ def _evaluate_questions(asked: Asked) -> Found:
     )
     search = {**vars(answerer.lengths), "max_answer_length": answerer.max_answer_length}
     search["null_score_diff_threshold"] = answerer.null_score_diff_threshold
-    return found, lines, {"split": split, "task": task, **asked.types, **search}
+    return found, lines, {"split": split, "task": task, **asked.engine_options, **search}
 
 
 EVALUATIONS: dict[str, Callable[[Asked], Found]] = {

@@ -43,18 +43,18 @@ OF_SEARCH = (
     *("min_length_ratio", "no_repeat_ngram_size", "repetition_penalty", "coverage_penalty", "mbr_metric"),
     *("temperature", "top_k", "top_p", "seed", "replace_unknown", "banned_phrases", "required_phrases"),
 )
-OF_MODELS = ("ensemble_weights", "ensemble_average", "engine", "quantization")
-OF_PREDICTIONS = ("output_name", "engine", "quantization", "dtype", "allow_mismatch")
+OF_ENSEMBLES = ("ensemble_weights", "ensemble_average")
+OF_ENGINES = ("engine", "quantization", "dtype")
 OF_LANGUAGES = ("source_language", "target_language", "source_prefix")
 TAKES = {
-    **dict.fromkeys((*OF_SEARCH, *OF_LANGUAGES, *OF_MODELS, "task"), ("seq2seq",)),
+    **dict.fromkeys((*OF_SEARCH, *OF_LANGUAGES, *OF_ENSEMBLES, "task"), ("seq2seq",)),
     **{
         name: tuple(kind for kind, fields in FIELDS.items() if name in fields)
         for name in chain.from_iterable(FIELDS.values())
     },
     "null_score_diff_threshold": ("questions",),
     "stride": ("causal",),
-    **dict.fromkeys(OF_PREDICTIONS, ("seq2seq", "labels", "questions")),
+    **dict.fromkeys((*OF_ENGINES, "output_name", "allow_mismatch"), ("seq2seq", "labels", "questions")),
 }
 FLAGS = {"output_name": "output", "banned_phrases": "ban", "required_phrases": "require"}
 

@@ -19,7 +19,7 @@ from vaswani.cli.options import (
     Temperature,
     TopK,
     TopP,
-    check_streams,
+    check_stream_options,
     model_option,
     number,
     takes_loading_options,
@@ -125,7 +125,7 @@ def generate(
     if num_samples is not None and output_field is not None:
         raise UserError(f"--output_field {output_field} has no effect with --num_samples; leave it out")
     if stream:
-        check_streams({"--num_samples": num_samples, "--buffer_size": buffer_size})
+        check_stream_options({"--num_samples": num_samples, "--buffer_size": buffer_size})
     check_not_input(output_name, input_name)
     fields = {"prompt_field": prompt_field, "messages_field": messages_field}
     added, trained = output_field or "continuation", read_settings(Path(model))

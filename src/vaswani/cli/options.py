@@ -411,9 +411,13 @@ def takes_translator_options(
     return lambda command: _with_options(command, shared, adapt)
 
 
-def check_streams(whole: dict[str, Any]) -> None:
-    """Raise a UserError for an option, by its flag, that needs the whole output, beside --stream."""
-    for flag, value in whole.items():
+def check_stream_options(given: dict[str, Any]) -> None:
+    """Raise `UserError` for an option that needs the whole output and cannot be used with `--stream`.
+
+    Args:
+        given: values of such options by flag.
+    """
+    for flag, value in given.items():
         if value:
             raise UserError(f"--stream and {flag} exclude each other; leave one out")
 

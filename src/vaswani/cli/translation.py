@@ -14,7 +14,7 @@ from vaswani.cli.options import (
     InputName,
     ModelNames,
     OutputName,
-    check_streams,
+    check_stream_options,
     number,
     table_field,
     takes_translator_options,
@@ -94,7 +94,7 @@ def translate(
     JSON: the row with its translation.
     """
     if stream:
-        check_streams(
+        check_stream_options(
             {
                 "--n_best": n_best,
                 "--scores": scores,

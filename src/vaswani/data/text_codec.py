@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import difflib
 import os
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from vaswani.errors import UserError, one_line
 
 Side = Literal["source", "target"]
 
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a token of SentencePiece's byte fallback
 SOURCE_PREFIX = "source_prefix"  # keys in tokenizer_config.json
 PLAIN_TEXTS = "plain_texts"
 _PROBES = ("a", "1", ".", "я", "中")  # most tokenizers have tokens for at least one of these
@@ -155,6 +157,11 @@ class TextCodec:
     def vocabulary(self) -> dict[str, int]:
         """Return the vocabulary of this side: token to id."""
         return self._view.get_vocab()
+
+    @cached_property
+    def byte_ids(self) -> frozenset[int]:
+        """The ids of the tokens for single bytes (see `BYTE`)."""
+        return frozenset(number for token, number in self.vocabulary().items() if BYTE.fullmatch(token))
 
     def unknown_id(self) -> int | None:
         """Return the id of the unknown token, or None.

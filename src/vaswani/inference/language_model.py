@@ -41,7 +41,6 @@ from vaswani.inference.continuing import (
     Prompt,
     StopTexts,
     TokenIds,
-    before_begun_stop,
     before_stop,
     counts_prompts,
     has_dynamic_positions,
@@ -285,11 +284,9 @@ class LanguageModel:
             with within_memory("texts", 1, len(draft.prompt.token_ids)):
                 self._generate([draft], options, stop, stream)
 
-        # Read the stream to its end, because the scores are checked there.
-        has_ended = False
+        ends = self._ends
         for token in stream.tokens_of(search):
-            has_ended = has_ended or token in self._ends
-            if not has_ended:
+            if token not in ends:  # the last, after which the scores are checked
                 yield token
 
     def texts_of(self, drafts: Sequence[Draft], continuations: Sequence[TokenIds]) -> list[str]:
@@ -297,17 +294,18 @@ class LanguageModel:
         texts = ContinuationTexts(self._texts, [draft.prompt for draft in drafts])
         return texts.of(range(len(drafts)), continuations)
 
-    def before_stop(self, text: str, stop: Sequence[str] = (), *, begun: bool = False) -> str:
-        """Return the part of a text before the first of the stop texts, or of the model's own.
+    def before_stop(self, text: str, stop: Sequence[str] = ()) -> str:
+        """Return the part of a text before the first of the stop texts, or of the model's own."""
+        return before_stop(text, self.stop_texts(stop))
 
-        Args:
-            text: a continuation.
-            stop: texts that end it.
-            begun: also leave out the beginning of a stop text at the end.
-        """
-        stop = (*stop, *self._stops)
-        text = before_stop(text, stop)
-        return before_begun_stop(text, stop) if begun else text
+    def stop_texts(self, stop: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return the stop texts with those of the model's own generation_config.json."""
+        return (*stop, *self._stops)
+
+    @property
+    def byte_ids(self) -> frozenset[int]:
+        """The tokens for single bytes."""
+        return self._texts.byte_ids
 
     @cached_property
     def _stops(self) -> tuple[str, ...]:
@@ -364,7 +362,7 @@ class LanguageModel:
         length, most = input_ids.shape[1], max(draft.max_new_tokens for draft in batch)
         finite = FiniteScores()
         texts = ContinuationTexts(self._texts, prompts)
-        stopping = StopTexts(texts, self._until_end, (*stop, *self._stops), length)
+        stopping = StopTexts(texts, self._until_end, self.stop_texts(stop), length)
         criteria = [*([stopping] if stopping.stop else []), *([stream] if stream else [])]
         names = ("repetition_penalty", "no_repeat_ngram_size")
         penalties = {name: value for name in names if (value := getattr(options, name)) is not None}

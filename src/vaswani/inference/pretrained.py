@@ -46,8 +46,7 @@ class FromPretrained:
                 None leaves them as they are.
             revision: branch, tag or commit on the Hub; None means `main`.
             allow_mismatch: accept tokenizers or weights that seem to belong to another model.
-            engine: `"torch"`, or `"onnx"` for the folder of `vaswani export --to onnx`, which only some
-                classes run.
+            engine: `"torch"`, or `"onnx"` for a folder of `vaswani export --to onnx` (some classes only).
             options: other arguments of the class.
 
         Raises:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import re
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from queue import Queue
 from typing import Any, TypeVar
 
+import regex
 import torch
 from transformers import StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
+from vaswani.data.text.scripts import HAN, KANA, SOUTHEAST
 from vaswani.errors import RunError
+from vaswani.inference.continuing import before_begun_stop, before_stop
 from vaswani.inference.inputs import on_one_line
 
-STREAMS_LINES = "stream writes lines of text, and the input is a table; leave it out"
+STREAMS_LINES = "stream is for lines of text, and the input is a table; leave out stream"
 Result = TypeVar("Result")
-# A word is complete with the white space behind it; Chinese and Japanese write none.
-_COMPLETE = re.compile(r".*[\s\u3000-\u9fff\uff01-\uff60]", re.DOTALL)
+_LAST_WORD = regex.compile(r"\s+\S*\Z")
+# The text up to the last character of a script without spaces, or of its punctuation.
+_UNSPACED = regex.compile(rf".*[{HAN}{KANA}{SOUTHEAST}\u3001-\u303f\uff01-\uff60]", regex.DOTALL)
 
 
 class TokenStream(BaseStreamer, StoppingCriteria):
@@ -72,44 +75,55 @@ class TokenStream(BaseStreamer, StoppingCriteria):
             self._queue.put(None)
 
 
-class Pieces:
-    """Cuts a text that grows into pieces, each given out once.
+def pieces_of(
+    tokens: Iterator[int],
+    decode: Callable[[list[int]], str],
+    byte_ids: Container[int] = (),
+    stop: Sequence[str] = (),
+) -> Generator[str, None, list[int]]:
+    """Yield the text of tokens in pieces, as soon as later tokens cannot change them.
 
-    Attributes:
-        written: what has been given out.
+    Args:
+        tokens: the tokens as they are found.
+        decode: returns the text of the tokens so far.
+        byte_ids: tokens for single bytes. Another byte may change the text of all bytes before it.
+        stop: texts before which the text ends.
+
+    Returns:
+        A generator of pieces, which returns all tokens.
+
+    Raises:
+        RunError: a piece differs from the text of all tokens.
     """
-
-    def __init__(self) -> None:
-        self.written = ""
-
-    def complete(self, text: str) -> Iterator[str]:
-        """Yield what the complete words of the text so far add, if they add anything."""
-        words = complete_words(text)
-        if words.startswith(self.written):
-            yield from self._added(words)
-
-    def rest(self, text: str) -> Iterator[str]:
-        """Yield what the whole text adds, if it adds anything.
-
-        Raises:
-            RunError: the text does not begin with what has been given out.
-        """
-        if not text.startswith(self.written):
-            raise RunError(
-                f"the tokenizer has changed the text {self.written!r}, which is given, to {text!r}"
-            )
-        yield from self._added(text)
-
-    def _added(self, text: str) -> Iterator[str]:
-        piece, self.written = text[len(self.written) :], text
-        if piece:
-            yield piece
+    found: list[int] = []
+    written = ""
+    for token in tokens:
+        found.append(token)
+        if token in byte_ids:
+            continue
+        words = complete_words(before_begun_stop(before_stop(decode(found), stop), stop))
+        if words.startswith(written) and words != written:
+            yield words[len(written) :]
+            written = words
+    text = before_stop(decode(found), stop)
+    if not text.startswith(written):
+        raise RunError(f"the tokenizer has changed the text {written!r}, which is given, to {text!r}")
+    if text != written:
+        yield text[len(written) :]
+    return found
 
 
 def complete_words(text: str) -> str:
-    """Return the part of a text that its next tokens do not change: all but its last word and line breaks."""
-    found = _COMPLETE.match(text)
-    return found.group().rstrip("\r\n") if found else ""
+    """Return a text without its last word and the white space before it.
+
+    In scripts without spaces each character is complete. White space waits for what follows, because
+    tokenizers may join a punctuation mark to the word before it, and because `on_one_line` writes several
+    line breaks as one space.
+    """
+    last = _LAST_WORD.search(text)
+    start = last.start() if last else 0
+    unspaced = _UNSPACED.match(text, start)
+    return text[: unspaced.end() if unspaced else start]
 
 
 def write_pieces(pieces: Generator[str, None, Result], write: Callable[[str], object]) -> Result:

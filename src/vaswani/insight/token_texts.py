@@ -19,9 +19,8 @@ from tokenizers import Regex
 from tokenizers.pre_tokenizers import ByteLevel, Split
 
 from vaswani.data.text.scripts import HAN, KANA, SOUTHEAST
-from vaswani.data.text_codec import TextCodec
+from vaswani.data.text_codec import BYTE, TextCodec
 
-_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # of SentencePiece's byte fallback
 _LONE_BYTE = re.compile("[\udc80-\udcff]")  # an invalid byte as "surrogateescape" decodes it
 _SPACES = {" ": "␣", "\n": "↵", "\t": "⇥"}
 # Letters, digits and joiners, with apostrophes between them; in scripts without spaces, each token is a word.
@@ -81,7 +80,7 @@ def _spelling(codec: TextCodec) -> Callable[[str], bytes]:
     byte_of = _byte_of_letter() if "ByteLevel" in decoders else {}
 
     def spelled(token: str) -> bytes:
-        if byte := _BYTE.fullmatch(token):
+        if byte := BYTE.fullmatch(token):
             return bytes([int(byte[1], 16)])
         after = " " if ends_words and token.endswith("</w>") else ""
         token = token.removesuffix("</w>") if ends_words else token

@@ -245,7 +245,7 @@ def _causal(model: Any) -> list[Graph]:
     heads = config.decoder_attention_heads
     shape = (BATCH, heads, PAST_LENGTH, config.d_model // heads)
     states = [f"{layer}.{part}" for layer in range(config.decoder_layers) for part in ("key", "value")]
-    # Other models count the tokens that the mask shows.
+    # With `position_from_mask`, the file counts the tokens that the mask shows; without positions, none.
     counts_all = not config.position_from_mask and config.position_embedding != "none"
     inputs: dict[str, tuple[int | str, ...]] = {
         "input_ids": (BATCH, LENGTH),

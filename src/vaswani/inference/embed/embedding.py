@@ -308,13 +308,16 @@ class Embedder(FromPretrained):
     def _check_exported(self, model: OnnxModel | OnnxEncoder) -> None:
         """Raise a UserError if a model in ONNX does not return the states of the selected layers."""
         if "last_hidden_state" not in model.outputs:
+            of_head = [name for name in model.outputs if not name.startswith("present.")]
             raise UserError(
-                f"the model in ONNX returns {' and '.join(model.outputs[:2])}, and no states to embed texts "
-                "by: export it without its head, which AutoModel.from_pretrained(MODEL).save_pretrained("
-                "FOLDER) leaves out; the tokenizer belongs into the same folder"
+                f"the model in ONNX returns {' and '.join(of_head)}, and no states to embed texts by: export "
+                "it without its head, which AutoModel.from_pretrained(MODEL).save_pretrained(FOLDER) leaves "
+                "out; the tokenizer belongs in the same folder"
             )
         if self.layers != [self._last]:
-            raise UserError("layers: a model in ONNX returns the states of its last layer alone; give 'last'")
+            raise UserError(
+                f"layers={self.layers}: a model in ONNX returns the states of its last layer only; give last"
+            )
 
     @torch.no_grad()
     def _states(self, tokens: list[Tokens], longest: int) -> torch.Tensor:

@@ -22,7 +22,7 @@ from vaswani.inference.continuing import Prompt, TokenIds
 from vaswani.inference.generation_options import GenerationOptions
 from vaswani.inference.language_model import Draft, LanguageModel
 from vaswani.inference.pretrained import FromPretrained
-from vaswani.inference.streaming import Pieces
+from vaswani.inference.streaming import pieces_of
 
 TooLong = Literal["cut", "skip"]
 DEFAULT_NEW_TOKENS = 128
@@ -143,6 +143,8 @@ class TextGenerator(FromPretrained):
     ):
         self.options = check_generation(max_new_tokens, stop, too_long, **options)
         self.max_new_tokens, self.stop, self.too_long = max_new_tokens, tuple(stop), too_long
+        if chat and tokenizer.chat_template is None:
+            raise UserError("chat needs a chat template, and the tokenizer has none; leave out chat")
         self.chat = chat
         self.language_model = LanguageModel(model, tokenizer, max_tokens_per_batch)
         positions = self.language_model.positions
@@ -319,14 +321,14 @@ class TextGenerator(FromPretrained):
         """Yield words as soon as they are complete and cannot be the beginning of a stop text."""
         model = self.language_model
         (draft,) = self._drafts(fitted, number, 1)
-        found, pieces = list[int](), Pieces()
-        text = ""
-        for token in model.stream(draft, self.options, self.stop):
-            found.append(token)
-            (text,) = model.texts_of([draft], [tuple(found)])
-            yield from pieces.complete(model.before_stop(text, self.stop, begun=True))
+
+        def decode(token_ids: list[int]) -> str:
+            return model.texts_of([draft], [tuple(token_ids)])[0]
+
+        tokens, stop = model.stream(draft, self.options, self.stop), model.stop_texts(self.stop)
+        found = yield from pieces_of(tokens, decode, model.byte_ids, stop)
+        text = decode(found)
         ended = model.before_stop(text, self.stop)
-        yield from pieces.rest(ended)
         complete = len(found) < draft.max_new_tokens or ended != text
         return Generation(prompt, (GeneratedText(ended, complete),), prompt_cut_off=fitted.cut_off)
 

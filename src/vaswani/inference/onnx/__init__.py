@@ -1,1 +1,1 @@
-"""Models that ONNX Runtime computes, from the folders of `vaswani export --to onnx`."""
+"""Models that run in ONNX Runtime, from the folders of `vaswani export --to onnx`."""

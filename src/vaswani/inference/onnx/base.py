@@ -1,4 +1,4 @@
-"""The base class of models that ONNX Runtime computes."""
+"""The base class of models that run in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 
 class OnnxPreTrainedModel(PreTrainedModel):
-    """A model without parameters, which ONNX Runtime computes on the CPU in float32 for transformers."""
+    """A transformers model without parameters. ONNX Runtime runs it on the CPU; its outputs are float32."""
 
     @property
     def device(self) -> torch.device:

@@ -1,4 +1,4 @@
-"""The keys and values of a model that ONNX Runtime computes."""
+"""The keys and values of a model that runs in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -28,8 +28,19 @@ class OnnxCache:
 
 
 def past_states(past_key_values: Any) -> dict[str, torch.Tensor]:
-    """Return the keys and values of earlier tokens; none for None, or for the empty cache of `generate`."""
-    return past_key_values.states if isinstance(past_key_values, OnnxCache) else {}
+    """Return the keys and values of earlier tokens; none for None, or for the empty cache of `generate`.
+
+    Raises:
+        ValueError: another model has filled the cache.
+    """
+    if isinstance(past_key_values, OnnxCache):
+        return past_key_values.states
+    if past_key_values is not None and past_key_values.get_seq_length():
+        kind = type(past_key_values).__name__
+        raise ValueError(
+            f"past_key_values is a {kind} of another model; give the cache that this model returned."
+        )
+    return {}
 
 
 def past_inputs(states: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

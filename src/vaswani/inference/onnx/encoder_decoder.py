@@ -1,4 +1,4 @@
-"""An encoder-decoder computed by ONNX Runtime.
+"""An encoder-decoder that runs in ONNX Runtime.
 
 The search is transformers' `generate`, so all decoding options work as with PyTorch.
 
@@ -48,7 +48,7 @@ class OnnxEncoder(nn.Module):
 
 
 class OnnxEncoderDecoder(OnnxPreTrainedModel, GenerationMixin):
-    """An encoder-decoder computed by ONNX Runtime on the CPU, for `generate` and `Translator`.
+    """An encoder-decoder that runs in ONNX Runtime on the CPU, for `generate` and `Translator`.
 
     Args:
         config: configuration of the exported model.

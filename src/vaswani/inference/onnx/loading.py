@@ -48,7 +48,7 @@ def load_onnx_checkpoint(
 def refuse_types(
     device: str | torch.device | None, dtype: str | torch.dtype | None, quantization: str | None
 ) -> None:
-    """Raise a UserError for another device than the CPU, and for types, which the export has decided."""
+    """Raise a UserError for another device than the CPU, or for types, which the export fixed."""
     if str(device or "cpu") != "cpu":
         raise UserError(f"device {str(device)!r} cannot be used by engine=onnx; it runs on the 'cpu'")
     for field, value in {"dtype": dtype, "quantization": quantization}.items():

@@ -1,4 +1,4 @@
-"""Models of one stack computed by ONNX Runtime: classifiers, taggers, encoders, causal language models.
+"""Models of one stack that run in ONNX Runtime: classifiers, taggers, encoders, causal language models.
 
 B rows · T length · P tokens in the cache · H heads · D head width · V vocabulary
 """
@@ -21,14 +21,15 @@ from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 
 
 class OnnxModel(OnnxPreTrainedModel):
-    """A model of one stack computed by ONNX Runtime on the CPU.
+    """A model of one stack that runs in ONNX Runtime on the CPU.
 
     Args:
         config: configuration of the exported model.
         session: session of its file.
 
     Attributes:
-        outputs: names of what it returns, such as `logits` or `last_hidden_state`.
+        inputs: names of the inputs of the file.
+        outputs: names of its outputs, such as `logits` or `last_hidden_state`.
     """
 
     config: VaswaniFamilyConfig
@@ -56,14 +57,14 @@ class OnnxModel(OnnxPreTrainedModel):
         Raises:
             ValueError: a token lies outside the vocabulary.
         """
-        inputs = self._inputs(input_ids, attention_mask)
+        inputs = self._checked_inputs(input_ids, attention_mask)
         if "token_type_ids" in self.inputs:
             types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-            check_ids("token_type_ids", types, self.config.token_type_vocab_size)
+            _check_types(types, self.config.token_type_vocab_size)
             inputs["token_type_ids"] = types
         return ModelOutput(run_session(self.session, inputs))
 
-    def _inputs(self, input_ids: torch.Tensor, mask: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    def _checked_inputs(self, input_ids: torch.Tensor, mask: torch.Tensor | None) -> dict[str, torch.Tensor]:
         """Return tokens and their mask, all ones by default, as inputs of the file."""
         check_ids("input_ids", input_ids, self.config.vocab_size)
         mask = torch.ones_like(input_ids) if mask is None else mask
@@ -75,7 +76,7 @@ class OnnxModel(OnnxPreTrainedModel):
 
 
 class OnnxCausalModel(OnnxModel, GenerationMixin):
-    """A causal language model computed by ONNX Runtime on the CPU, for `generate` and `TextGenerator`.
+    """A causal language model that runs in ONNX Runtime on the CPU, for `generate` and `TextGenerator`.
 
     Args:
         config: configuration of the exported model.
@@ -111,11 +112,11 @@ class OnnxCausalModel(OnnxModel, GenerationMixin):
         Raises:
             ValueError: a token lies outside the vocabulary, or the file counts other positions.
         """
-        past = past_states(past_key_values) or self._nothing(len(input_ids))
+        past = past_states(past_key_values) or self._empty_cache(len(input_ids))
         before = next(iter(past.values())).shape[2]
         if attention_mask is None:
             attention_mask = torch.ones(len(input_ids), before + input_ids.shape[1], dtype=torch.long)
-        inputs = self._inputs(input_ids, attention_mask)
+        inputs = self._checked_inputs(input_ids, attention_mask)
         if "position_ids" in self.inputs:
             columns = torch.arange(before, before + input_ids.shape[1]).expand_as(input_ids)
             inputs["position_ids"] = columns if position_ids is None else position_ids
@@ -129,12 +130,21 @@ class OnnxCausalModel(OnnxModel, GenerationMixin):
         """Return embeddings with a row for each token, without data (on the meta device)."""
         return self.get_input_embeddings()
 
-    def _nothing(self, rows: int) -> dict[str, torch.Tensor]:
+    def _empty_cache(self, rows: int) -> dict[str, torch.Tensor]:
         """Return empty keys and values for each layer: [B, H, 0, D]."""
         heads = self.config.num_attention_heads
         empty = torch.zeros(rows, heads, 0, self.config.hidden_size // heads)
         past = "past_key_values."
         return {name.removeprefix(past): empty for name in self.inputs if name.startswith(past)}
+
+
+def _check_types(token_type_ids: torch.Tensor, count: int) -> None:
+    """Raise a ValueError for a token type that the model does not have."""
+    low, high = (int(bound) for bound in token_type_ids.aminmax())
+    if low < 0 or high >= count:
+        raise ValueError(
+            f"token_type_ids holds {low if low < 0 else high}, and the model has the types 0 to {count - 1}."
+        )
 
 
 def _check_positions(position_ids: torch.Tensor, mask: torch.Tensor) -> None:

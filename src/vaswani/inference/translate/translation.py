@@ -27,7 +27,7 @@ from vaswani.data.text_codec import TextCodec
 from vaswani.errors import UserError, check_positive
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, checked, listed
 from vaswani.inference.sides import EncodedText, Sides, TooLong
-from vaswani.inference.streaming import Pieces
+from vaswani.inference.streaming import pieces_of
 from vaswani.inference.translate.constraints import Constraints
 from vaswani.inference.translate.engine import Engine, SearchOptions
 from vaswani.inference.translate.engines import (
@@ -342,11 +342,8 @@ class Translator:
 
     def _pieces(self, tokens: Iterator[int]) -> Generator[str, None, bool]:
         """Yield words as soon as they are complete; a later token may still change the last word."""
-        found, pieces = list[int](), Pieces()
-        for token in tokens:
-            found.append(token)
-            yield from pieces.complete(*self.sides.targets.decode([found]))
-        yield from pieces.rest(*self.sides.targets.decode([found]))
+        targets = self.sides.targets
+        found = yield from pieces_of(tokens, lambda ids: targets.decode([ids])[0], targets.byte_ids)
         return found[-1] in self._ends()
 
     def prefix_tokens(self, prefix: str) -> tuple[int, ...]:
