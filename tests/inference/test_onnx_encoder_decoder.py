@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 from toy_translation import save_toy_checkpoint, toy_model, toy_sources, toy_tokenizer, toy_tokenizers
 from vaswani import Translator
@@ -118,9 +119,9 @@ def test_logits_are_equal_with_and_without_the_cache(models):
 def test_wrong_inputs_are_refused(models):
     _, model, _ = models
     ids, target = torch.full((2, 4), 5), torch.full((2, 3), 5)
-    with pytest.raises(ValueError, match=r"input_ids holds -1, which lies outside the vocabulary of"):
+    with pytest.raises(ValueError, match=r"input_ids holds -1, and the model knows 0 to"):
         model(input_ids=ids - 6, decoder_input_ids=target)
-    with pytest.raises(ValueError, match=r"decoder_input_ids holds 9999, which lies outside the vocabulary"):
+    with pytest.raises(ValueError, match=r"decoder_input_ids holds 9999, and the model knows 0 to"):
         model(input_ids=ids, decoder_input_ids=target + 9994)
     with pytest.raises(ValueError, match="takes no padding of the target"):
         model(input_ids=ids, decoder_input_ids=target, decoder_attention_mask=torch.eye(2, 3))
@@ -128,6 +129,11 @@ def test_wrong_inputs_are_refused(models):
         model(input_ids=ids, decoder_input_ids=target.repeat(2, 1))
     with pytest.raises(ValueError, match="decoder_input_ids are missing"):
         model(input_ids=ids)
+    with pytest.raises(ValueError, match="attention_mask holds 2; expected 1 for tokens to be seen"):
+        model(input_ids=ids, attention_mask=torch.full((2, 4), 2), decoder_input_ids=target)
+    cache = DynamicCache([(torch.zeros(2, 2, 1, 4), torch.zeros(2, 2, 1, 4))])
+    with pytest.raises(ValueError, match="past_key_values is a DynamicCache of another model"):
+        model(input_ids=ids, decoder_input_ids=target, past_key_values=cache)
 
 
 def test_threads_are_those_of_pytorch_or_as_given(folder):
@@ -142,6 +148,11 @@ def test_threads_are_those_of_pytorch_or_as_given(folder):
 def change_type(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "bart"}))
+
+
+def change_setting(folder: Path, name: str, value: Any) -> None:
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
 
 
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -164,6 +175,14 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no settings": (
         lambda folder: (folder / "generation_config.json").unlink(),
         "generation_config.json is missing",
+    ),
+    "another end": (
+        lambda folder: change_setting(folder, "eos_token_id", 20),
+        "eos_token_id=20, and config.json has eos_token_id=2",
+    ),
+    "another file": (
+        lambda folder: shutil.copyfile(folder / ENCODER, folder / DECODER),
+        f"{DECODER} is not the model that config.json beside it describes",
     ),
     "no configuration": (lambda folder: (folder / "config.json").unlink(), "config.json"),
     "another type": (change_type, "holds a model of type 'bart'; expected one of vaswani"),

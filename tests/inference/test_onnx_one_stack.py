@@ -1,13 +1,22 @@
 """Classifiers, encoders and causal models that ONNX Runtime computes find what PyTorch finds."""
 
 import json
+import shutil
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    DynamicCache,
+)
 
 import toy_prompting
 from tiny_causal import gpt2_like, ours
@@ -33,6 +42,8 @@ from vaswani.inference.onnx.loading import load_onnx
 from vaswani.inference.onnx.one_stack import OnnxCausalModel, OnnxModel
 from vaswani.inference.prompt.prompting import Prompter
 from vaswani.interop import export_folder
+from vaswani.interop.to_onnx import MODEL
+from vaswani.model.compatibility import CACHE_NAME
 
 pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.slow  # an export takes seconds
@@ -54,6 +65,13 @@ def save_bare_decoder(folder: Path) -> None:
     AutoModel.from_pretrained(save_toy_decoder(folder)).save_pretrained(folder)
 
 
+def save_decoder_classifier(folder: Path) -> None:
+    save_toy_decoder(folder)
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(folder, num_labels=3, pad_token_id=0)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+
+
 def save_causal(folder: Path, fields: dict[str, Any]) -> None:
     torch.manual_seed(0)
     ours(**fields).save_pretrained(folder)
@@ -66,6 +84,7 @@ SAVED = {
     "decoder_answerer": partial(save_toy_answerer, decoder=True),
     "encoder": save_bare_encoder,
     "decoder": save_bare_decoder,
+    "decoder_classifier": save_decoder_classifier,
     "masked": save_toy_encoder,
     "translator": partial(save_toy_checkpoint, separate=False),
     "prompted": toy_prompting.save_toy_checkpoint,
@@ -207,6 +226,138 @@ def test_the_cache_of_another_model_is_refused(folders):
     assert torch.equal(model(ids, past_key_values=DynamicCache()).logits, model(ids).logits)
 
 
+WRONG_INPUTS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "mask of 2": ("encoder", {"attention_mask": torch.full((2, 3), 2)}, "holds 2; expected 1 for tokens"),
+    "additive mask": ("causal", {"attention_mask": torch.zeros(2, 1, 3, 3)}, "a mask of padding alone"),
+    "short mask": ("causal", {"attention_mask": torch.ones(2, 2)}, r"shape \[2, 2\]; expected \[2, 3\]"),
+    "packed": ("causal_counting_all", {"position_ids": torch.tensor([[0, 1, 0]])}, "begin anew within a row"),
+    "negative": (
+        "causal_counting_all",
+        {"position_ids": torch.full((2, 3), -1)},
+        "counted from 0",
+    ),
+    "a row": ("encoder", {"input_ids": torch.ones(3, dtype=torch.long)}, r"expected \[rows, tokens\]"),
+    "floats": ("encoder", {"input_ids": torch.ones(2, 3)}, "expected integers"),
+    "nothing": ("encoder", {"input_ids": torch.ones(2, 0, dtype=torch.long)}, "give one token or more"),
+    "too long": ("encoder", {"input_ids": torch.full((1, 41), 5)}, "41 tokens is longer than max_position"),
+    "too long a text": ("causal_counting_all", {"input_ids": torch.full((1, 65), 5)}, "65 tokens is longer"),
+    "unknown argument": (
+        "causal",
+        {"inputs_embeds": torch.ones(1)},
+        "inputs_embeds cannot be used",
+    ),
+    "without effect": ("causal", {"head_mask": torch.ones(1)}, "head_mask has no effect on this model"),
+}
+
+
+@pytest.mark.parametrize(("name", "given", "message"), WRONG_INPUTS.values(), ids=WRONG_INPUTS)
+def test_inputs_with_which_a_file_computes_something_else_are_refused(name, given, message, folders):
+    model = load_onnx(folders(name)[1])
+    inputs = {"input_ids": torch.tensor([[5, 6, 7], [8, 9, 5]])}
+    assert isfinite(float(model(**inputs)[0].sum()))
+    with pytest.raises((ValueError, TypeError), match=message):
+        model(**inputs | given)
+
+
+def test_inputs_of_other_integers_and_positions_for_all_rows_are_taken(folders):
+    model, ids = load_onnx(folders("causal_counting_all")[1]), torch.tensor([[5, 6, 7], [8, 9, 5]])
+    expected = model(ids, position_ids=torch.tensor([[2, 3, 4], [2, 3, 4]])).logits
+    assert torch.equal(model(ids.int(), position_ids=torch.tensor([[2, 3, 4]])).logits, expected)
+
+
+def test_a_decoder_that_classifies_finds_the_padding_as_pytorch_does(folders):
+    rows = torch.tensor([[5, 6, 7], [8, 9, 0]])
+    reference = AutoModelForSequenceClassification.from_pretrained(folders("decoder_classifier")[0])
+    model = load_onnx(folders("decoder_classifier")[1])
+    assert reference.config.pad_token_id == 0
+    expected = reference(rows).logits
+    torch.testing.assert_close(model(rows).logits, expected, atol=1e-4, rtol=0)
+    assert not torch.allclose(model(rows, torch.ones(2, 3)).logits[1], expected[1], atol=1e-3)
+
+
+def test_an_exported_model_stays_as_it_is(folders, tmp_path):
+    model = load_onnx(folders("encoder")[1])
+    assert model.to("cpu") is model.to(torch.float32) is model.eval().float() is model
+    with pytest.raises(ValueError, match="copy the folder that it was loaded from"):
+        model.save_pretrained(tmp_path)
+    changes: list[Any] = [model.half, model.bfloat16, model.double, model.cuda, partial(model.to, "meta")]
+    for change in changes:
+        with pytest.raises(ValueError, match="runs on the CPU, with the types of its export"):
+            change()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stop_strings": ["a"], "tokenizer": gpt2_like(with_bos=True)},
+        {"prompt_lookup_num_tokens": 3},
+        {"num_return_sequences": 2, "num_beams": 2},
+        {"assistant": True},
+    ],
+    ids=["stop_strings", "prompt_lookup", "num_return_sequences", "assistant"],
+)
+def test_generate_has_its_other_ways(options, folders):
+    reference = AutoModelForCausalLM.from_pretrained(folders("causal")[0]).eval()
+    model, ids = load_onnx(folders("causal")[1]), torch.tensor([[5, 6, 7, 5, 6]])
+    both = []
+    for each in (reference, model):
+        given = {"assistant_model": each} if options == {"assistant": True} else options
+        both.append(each.generate(ids, max_new_tokens=12, **given))
+    assert torch.equal(*both)
+
+
+def test_a_text_goes_on_from_its_cache(folders):
+    for name in CAUSAL:
+        model, ids = load_onnx(folders(name)[1]), torch.tensor([[5, 6, 7, 9]])
+        whole = model.generate(ids, max_new_tokens=8)
+        cache = model(ids[:, :3], use_cache=True)[CACHE_NAME]
+        assert torch.equal(model.generate(ids, max_new_tokens=8, past_key_values=cache), whole)
+        cache.crop(2)
+        assert cache.get_seq_length() == 2
+        rest = model(ids[:, 2:], past_key_values=cache).logits
+        torch.testing.assert_close(rest, model(ids).logits[:, 2:], atol=1e-4, rtol=0)
+
+
+SETTINGS: dict[str, tuple[dict[str, Any], str | None]] = {
+    "eos outside": ({"eos_token_id": 5000}, "eos_token_id=5000 is outside the vocabulary of 320 tokens"),
+    "eos as text": ({"eos_token_id": "x"}, "eos_token_id='x' must be the number of a token"),
+    "static cache": ({"cache_implementation": "static"}, None),
+    "attention": ({"output_attentions": True, "output_hidden_states": True}, None),
+}
+
+
+@pytest.mark.parametrize(("settings", "message"), SETTINGS.values(), ids=SETTINGS)
+def test_the_settings_of_generation_are_checked(settings, message, folders, tmp_path):
+    folder = shutil.copytree(folders("causal")[1], tmp_path / "copy")
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    if message is None:
+        expected = load_onnx(folders("causal")[1]).generate(torch.tensor([[5, 6]]), max_new_tokens=8)
+        assert torch.equal(load_onnx(folder).generate(torch.tensor([[5, 6]]), max_new_tokens=8), expected)
+    else:
+        with pytest.raises(UserError, match=message):
+            load_onnx(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("classification", "multi_label"),
+        ("classification", "answerer"),
+        ("classification", "encoder"),
+        ("classification", "causal"),
+        ("causal", "causal_counting_all"),
+        ("causal", "prompted"),
+        ("causal", "decoder_classifier"),
+    ],
+)
+def test_the_file_of_another_model_is_refused(name, other, folders, tmp_path):
+    folder = shutil.copytree(folders(name)[1], tmp_path / "copy")
+    shutil.copyfile(folders(other)[1] / MODEL, folder / MODEL)
+    with pytest.raises(UserError, match=r"model.onnx is not the model that config.json beside it describes"):
+        load_onnx(folder)
+
+
 def test_token_types_are_zeros_unless_they_are_given(folders):
     model = load_onnx(folders("classification")[1])
     assert isinstance(model, OnnxModel)
@@ -215,9 +366,9 @@ def test_token_types_are_zeros_unless_they_are_given(folders):
     logits = model(ids).logits
     assert torch.equal(logits, model(ids, torch.ones_like(ids), types).logits)
     assert not torch.equal(logits, model(ids, token_type_ids=types + 1).logits)
-    with pytest.raises(ValueError, match="token_type_ids holds 2, and the model has the types 0 to 1"):
+    with pytest.raises(ValueError, match="token_type_ids holds 2, and the model knows 0 to 1"):
         model(ids, token_type_ids=types + 2)
-    with pytest.raises(ValueError, match="input_ids holds -1, which lies outside the vocabulary"):
+    with pytest.raises(ValueError, match="input_ids holds -1, and the model knows 0 to"):
         model(ids.clamp(max=0) - 1)
 
 
@@ -228,7 +379,7 @@ REFUSED: dict[str, tuple[Any, str, dict[str, Any], str]] = {
         {},
         "returns logits, and no states to embed texts by: export",
     ),
-    "layers": (Embedder, "encoder", {"layers": "all"}, "returns the states of its last layer alone; give"),
+    "layers": (Embedder, "encoder", {"layers": "all"}, "returns the states of its last layer only; give"),
     "another engine": (
         Classifier,
         "classification",

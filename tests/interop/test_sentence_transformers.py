@@ -10,6 +10,7 @@ from toy_translation import WORDS, toy_sources
 from vaswani import VaswaniEncoderConfig, VaswaniEncoderModel, VaswaniForMaskedLM
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.inference.embed.embedding import Embedder
+from vaswani.interop.folders import convert_folder
 
 sentence_transformers = pytest.importorskip(
     "sentence_transformers", reason="needs sentence-transformers, which `pip install -e .[dev]` installs"
@@ -44,3 +45,24 @@ def test_it_loads_a_checkpoint_and_gives_the_vectors_that_we_give(kind: str, tmp
     tokens = theirs.encode(TEXTS[:2], output_value="token_embeddings")
     for own, other in zip(embedder.embed_tokens(TEXTS[:2]), tokens, strict=True):
         torch.testing.assert_close(own.vectors, other.cpu(), rtol=0, atol=1e-5)
+
+
+def test_a_converted_model_keeps_its_pooling_and_normalization(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer([" ".join(WORDS)] * 2, 300, purpose="masked")
+    model = BertModel(BertConfig(**THEIRS, vocab_size=len(tokenizer), initializer_range=0.5))
+    model.save_pretrained(tmp_path / "bert")
+    tokenizer.save_pretrained(tmp_path / "bert")
+    from sentence_transformers.sentence_transformer import modules  # slow to import
+
+    parts = [modules.Transformer(str(tmp_path / "bert")), modules.Pooling(16, "cls"), modules.Normalize()]
+    given = sentence_transformers.SentenceTransformer(modules=parts, device="cpu")
+    given.save(str(tmp_path / "given"))
+    expected = torch.from_numpy(given.encode(TEXTS))
+    convert_folder(str(tmp_path / "given"), tmp_path / "ours")
+    convert_folder(str(tmp_path / "ours"), tmp_path / "back", to="bert")
+    for name in ("ours", "back"):
+        embedder = Embedder.from_pretrained(tmp_path / name, device="cpu")
+        assert embedder.pooling == "cls"
+        torch.testing.assert_close(embedder.embed(TEXTS), expected, rtol=0, atol=1e-5)
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "ours"), device="cpu")
+    torch.testing.assert_close(torch.from_numpy(theirs.encode(TEXTS)), expected, rtol=0, atol=1e-5)

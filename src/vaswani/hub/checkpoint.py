@@ -93,7 +93,7 @@ def load_checkpoint(
     weights = _adapted_folder(directory) if adapts else directory
     check_weights(weights, config)
     source_tokenizer, target_tokenizer = load_tokenizers(directory)
-    _check_generation_config(directory, meta_model(config, auto_class))
+    check_generation_config(directory, meta_model(config, auto_class))
     model, report = load_weights(
         weights, auto_class or auto_class_of(config), config, dtype=dtype, ignore_mismatched_sizes=adapts
     )
@@ -232,7 +232,7 @@ def serves(auto_class: Any, config: PreTrainedConfig) -> bool:
     return type(config) in models_of(auto_class)
 
 
-def _check_generation_config(directory: Path, model: PreTrainedModel) -> None:
+def check_generation_config(directory: Path, model: PreTrainedModel) -> None:
     """Raise a UserError if the saved options of `generate` are unreadable or name other special tokens."""
     path = directory / "generation_config.json"
     if not path.exists():

@@ -306,11 +306,12 @@ def _difference(model: PreTrainedModel, converted: PreTrainedModel) -> float:
 def _save(
     model: PreTrainedModel, output: Path, tokenizers: tuple[Any, Any] | None, run: Path | None = None
 ) -> None:
-    """Save a model with its source and target tokenizers, and the settings of a run."""
+    """Save a model with its tokenizers, and what a run's folder says about its training and its pooling."""
     with whole_folder(output, "the model") as unfinished:
         model.save_pretrained(unfinished)
         if run is not None:
             _keep_settings(run, unfinished)
+            copy_sentence_modules(run, unfinished)
         if tokenizers:
             save_tokenizers(*tokenizers, unfinished)
         write_hashes(unfinished)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -19,12 +19,32 @@ class OnnxCache:
     """
 
     states: dict[str, torch.Tensor]
+    is_compileable: ClassVar[bool] = False  # `generate` reads it
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return P, the number of tokens in the cache."""
+        return next(states.shape[2] for name, states in self.states.items() if _is_own(name))
+
+    def crop(self, tokens: int) -> None:
+        """Keep the first tokens, if the number is positive, or remove the last -`tokens`.
+
+        Newer versions of transformers give the second kind only, and older ones both.
+        """
+        kept = tokens if tokens > 0 else self.get_seq_length() + tokens
+        for name, states in self.states.items():
+            if _is_own(name):
+                self.states[name] = states[:, :, :kept]
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Make row r continue row `beam_idx[r]`, another beam of the same source: int64 [B]."""
         for name, states in self.states.items():
-            if ".encoder." not in name:  # cross-attention is the same for all beams of a source
+            if _is_own(name):  # cross-attention is the same for all beams of a source
                 self.states[name] = states.index_select(0, beam_idx)
+
+
+def _is_own(name: str) -> bool:
+    """Return whether keys or values are of self-attention, by their name."""
+    return ".encoder." not in name
 
 
 def past_states(past_key_values: Any) -> dict[str, torch.Tensor]:

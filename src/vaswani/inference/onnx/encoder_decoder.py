@@ -17,7 +17,8 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from vaswani.inference.onnx.base import OnnxPreTrainedModel
 from vaswani.inference.onnx.cache import OnnxCache, past_inputs, past_states, present_states
-from vaswani.inference.onnx.sessions import check_ids, run_session
+from vaswani.inference.onnx.inputs import check_ignored, check_length, checked_ids, checked_mask
+from vaswani.inference.onnx.sessions import run_session
 from vaswani.model.compatibility import CACHE_NAME, takes_cache
 from vaswani.model.configuration_vaswani import VaswaniConfig
 
@@ -41,9 +42,10 @@ class OnnxEncoder(nn.Module):
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
     ) -> BaseModelOutput:
         """Encode int64 [B, S] to [B, S, d_model]; ignore other arguments of `generate`."""
-        check_ids("input_ids", input_ids, self.config.vocab_size)
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        outputs = run_session(self.session, {"input_ids": input_ids, "attention_mask": mask.long()})
+        ids = checked_ids("input_ids", input_ids, self.config.vocab_size)
+        mask = checked_mask(attention_mask, ids)
+        check_length(self.config, mask)
+        outputs = run_session(self.session, {"input_ids": ids, "attention_mask": mask})
         return BaseModelOutput(last_hidden_state=outputs["last_hidden_state"])
 
 
@@ -76,7 +78,7 @@ class OnnxEncoderDecoder(OnnxPreTrainedModel, GenerationMixin):
         encoder_outputs: BaseModelOutput | None = None,
         past_key_values: Any = None,
         use_cache: bool | None = False,
-        return_dict: bool = True,
+        **kwargs: Any,
     ) -> Seq2SeqLMOutput:
         """Return the logits, float32 [B, T, V].
 
@@ -88,22 +90,24 @@ class OnnxEncoderDecoder(OnnxPreTrainedModel, GenerationMixin):
             encoder_outputs: output of `get_encoder()`: [B, S, d_model].
             past_key_values: the `OnnxCache` of an earlier call, for the previous tokens.
             use_cache: whether to return `past_key_values`.
-            return_dict: ignored; `generate` sets it.
+            kwargs: what `generate` gives every model, which is ignored.
 
         Raises:
-            ValueError: a token lies outside the vocabulary, a mask hides a token of the target, or source and
-                target differ in rows.
+            ValueError: an argument has another shape, dtype or value than the model takes, a mask hides a
+                token of the target, or source and target differ in rows.
         """
+        check_ignored(kwargs)
         if decoder_attention_mask is not None and not decoder_attention_mask.all():
             raise ValueError("the exported decoder takes no padding of the target; give targets without it.")
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask)
         states = encoder_outputs[0]
-        if attention_mask is None:
-            attention_mask = torch.ones(states.shape[:2], dtype=torch.long)
+        mask = checked_mask(attention_mask, states[:, :, 0])
         target = _checked_target(decoder_input_ids, states, self.target_vocab_size)
-        inputs = {"encoder_attention_mask": attention_mask.long(), "input_ids": target}
+        inputs = {"encoder_attention_mask": mask, "input_ids": target}
         past = past_states(past_key_values)
+        before = past_key_values.get_seq_length() if past else 0
+        check_length(self.config, checked_mask(None, target, before))
         inputs |= past_inputs(past) if past else {"encoder_hidden_states": states}
         outputs = run_session(self.next_step if past else self.first_step, inputs)
         cache: Any = OnnxCache(past | present_states(outputs)) if use_cache else None
@@ -131,5 +135,4 @@ def _checked_target(ids: torch.Tensor | None, states: torch.Tensor, vocab_size: 
             f"decoder_input_ids have {len(ids)} rows and the encoder's output {len(states)}; repeat the "
             "output's rows (repeat_interleave)."
         )
-    check_ids("decoder_input_ids", ids, vocab_size)
-    return ids
+    return checked_ids("decoder_input_ids", ids, vocab_size)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +11,19 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani.data.tokenization import load_tokenizers
-from vaswani.errors import UserError, check_positive, one_line
+from vaswani.errors import UserError, check_positive
 from vaswani.files.json_files import read_object
-from vaswani.hub.checkpoint import check_serves, local_folder
-from vaswani.hub.run_metadata import auto_class_of, read_config
+from vaswani.hub.checkpoint import check_generation_config, check_serves, local_folder
+from vaswani.hub.run_metadata import auto_class_of, meta_model, read_config
 from vaswani.hub.vocabulary import check_vocabulary
 from vaswani.inference.onnx.encoder_decoder import OnnxEncoderDecoder
 from vaswani.inference.onnx.one_stack import OnnxCausalModel, OnnxModel
 from vaswani.inference.onnx.sessions import open_session
-from vaswani.interop.to_onnx import DECODER, DECODER_WITH_PAST, ENCODER, MODEL
+from vaswani.interop.to_onnx import DECODER, DECODER_WITH_PAST, ENCODER, GRAPHS, MODEL, Graph
 from vaswani.model.configuration_vaswani import VaswaniConfig, VaswaniFamilyConfig
+
+# Settings of `generate` for what an exported model does not have.
+_WITHOUT_EFFECT = ("cache_implementation", "output_attentions", "output_hidden_states")
 
 
 def load_onnx_checkpoint(
@@ -91,12 +96,45 @@ def load_onnx(folder: str | Path, threads: int | None = None) -> Any:
         )
     if missing:
         raise UserError(f"{folder / missing[0]} is missing; export the model again")
+    model = meta_model(copy.deepcopy(config))  # it changes its configuration
     sessions = [open_session(folder / name, threads) for name in names]
+    graphs = {graph.file: graph for graph in GRAPHS[type(model).__name__](model)}
+    for name, session in zip(names, sessions, strict=True):
+        _check_belongs(folder / name, session, graphs[name], model)
+    if not model.can_generate():
+        return OnnxModel(config, *sessions)
+    generation_config = _generation_config(folder, model)
     if isinstance(config, VaswaniConfig):
-        return OnnxEncoderDecoder(config, _generation_config(folder), sessions)
-    if "VaswaniForCausalLM" in (config.architectures or ()):
-        return OnnxCausalModel(config, _generation_config(folder), *sessions)
-    return OnnxModel(config, *sessions)
+        return OnnxEncoderDecoder(config, generation_config, sessions)
+    return OnnxCausalModel(config, generation_config, *sessions)
+
+
+def _check_belongs(path: Path, session: Any, graph: Graph, model: PreTrainedModel) -> None:
+    """Raise a UserError unless a file has the inputs and outputs of a model; sizes are compared if fixed."""
+    expected = {name: _fixed(shape) for name, shape in graph.inputs.items()}
+    found = {each.name: _fixed(each.shape) for each in session.get_inputs()}
+    outputs = {each.name: each.shape for each in session.get_outputs()}
+    same = found == expected and [*outputs] == graph.outputs
+    if same and "logits" in outputs and isinstance(width := outputs["logits"][-1], int):
+        same = width == _num_logits(model)
+    if not same:
+        raise UserError(
+            f"{path} is not the model that config.json beside it describes ({type(model).__name__}); export "
+            "the model again"
+        )
+
+
+def _fixed(shape: Sequence[int | str]) -> list[int | None]:
+    """Return a shape with None in place of the axes that are free."""
+    return [size if isinstance(size, int) else None for size in shape]
+
+
+def _num_logits(model: PreTrainedModel) -> int | None:
+    """Return the number of logits of a token, or of a text."""
+    output: Any = model.get_output_embeddings()
+    if output is not None:
+        return len(output.weight)
+    return 1 if type(model).__name__.endswith("ForMultipleChoice") else model.config.num_labels
 
 
 def _check_class(auto_class: Any, folder: Path) -> None:
@@ -108,11 +146,8 @@ def _check_class(auto_class: Any, folder: Path) -> None:
         raise UserError(f"{folder} holds {held}; expected a model of {auto_class.__name__}")
 
 
-def _generation_config(folder: Path) -> GenerationConfig:
-    path = folder / "generation_config.json"
-    try:
-        return GenerationConfig.from_dict(read_object(path))
-    except (TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{path} cannot be used: {one_line(error)}; export the model again") from error
+def _generation_config(folder: Path, model: PreTrainedModel) -> GenerationConfig:
+    """Return the settings of `generate`, without those that an exported model cannot have."""
+    values = read_object(folder / "generation_config.json")
+    check_generation_config(folder, model)
+    return GenerationConfig.from_dict({**values, **dict.fromkeys(_WITHOUT_EFFECT)})

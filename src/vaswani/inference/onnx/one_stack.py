@@ -15,7 +15,14 @@ from transformers.utils import ModelOutput
 
 from vaswani.inference.onnx.base import OnnxPreTrainedModel
 from vaswani.inference.onnx.cache import OnnxCache, past_inputs, past_states, present_states
-from vaswani.inference.onnx.sessions import check_ids, run_session
+from vaswani.inference.onnx.inputs import (
+    check_ignored,
+    check_length,
+    checked_ids,
+    checked_mask,
+    checked_positions,
+)
+from vaswani.inference.onnx.sessions import run_session
 from vaswani.model.compatibility import CACHE_NAME, takes_cache
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 
@@ -46,29 +53,39 @@ class OnnxModel(OnnxPreTrainedModel):
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         token_type_ids: torch.Tensor | None = None,
+        **kwargs: Any,
     ) -> ModelOutput:
         """Return the outputs of the file by name, such as `logits`: float32.
 
         Args:
-            input_ids: int64 [B, T].
-            attention_mask: int64 [B, T], 0 for padding.
-            token_type_ids: int64 [B, T]; None means zeros. Ignored by a model without token types.
+            input_ids: integers [B, T]; for multiple choice [B, choices, T].
+            attention_mask: 0 for padding, in the shape of `input_ids`. None: there is no padding; for a
+                decoder that classifies texts, padding is found by `pad_token_id`.
+            token_type_ids: integers in the shape of `input_ids`; None means zeros.
+            kwargs: what `generate` and pipelines give every model, which is ignored.
 
         Raises:
-            ValueError: a token lies outside the vocabulary.
+            ValueError: an argument has another shape, dtype or value than the model takes.
         """
-        inputs = self._checked_inputs(input_ids, attention_mask)
+        config: Any = self.config
+        ids = checked_ids("input_ids", input_ids, config.vocab_size)
+        if attention_mask is None and self._pools_last:
+            attention_mask = _shown(ids, config.pad_token_id)
+        mask = checked_mask(attention_mask, ids)
+        check_length(config, mask)
+        inputs = {"input_ids": ids, "attention_mask": mask}
         if "token_type_ids" in self.inputs:
-            types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-            _check_types(types, self.config.token_type_vocab_size)
-            inputs["token_type_ids"] = types
+            types = torch.zeros_like(ids) if token_type_ids is None else token_type_ids
+            inputs["token_type_ids"] = checked_ids("token_type_ids", types, config.token_type_vocab_size)
+        else:
+            kwargs["token_type_ids"] = token_type_ids
+        check_ignored(kwargs)
         return ModelOutput(run_session(self.session, inputs))
 
-    def _checked_inputs(self, input_ids: torch.Tensor, mask: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """Return tokens and their mask, all ones by default, as inputs of the file."""
-        check_ids("input_ids", input_ids, self.config.vocab_size)
-        mask = torch.ones_like(input_ids) if mask is None else mask
-        return {"input_ids": input_ids, "attention_mask": mask.long()}
+    @property
+    def _pools_last(self) -> bool:
+        """Whether the last token that is no padding decides."""
+        return "VaswaniDecoderForSequenceClassification" in (self.config.architectures or ())
 
     def get_input_embeddings(self) -> nn.Module:
         """Return embeddings with a row for each token, without data (on the meta device)."""
@@ -96,32 +113,35 @@ class OnnxCausalModel(OnnxModel, GenerationMixin):
         position_ids: torch.Tensor | None = None,
         past_key_values: Any = None,
         use_cache: bool | None = False,
-        return_dict: bool = True,
+        **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Return the logits, float32 [B, T, V].
 
         Args:
-            input_ids: int64 [B, T].
-            attention_mask: int64 [B, P + T], 0 for padding.
-            position_ids: int64 [B, T]. None counts all tokens, or those that the mask shows, as the model
-                does.
+            input_ids: integers [B, T].
+            attention_mask: [B, P + T], 0 for padding.
+            position_ids: integers [B, T] or [1, T]. None counts all tokens, or those that the mask shows, as
+                the model does.
             past_key_values: the `OnnxCache` of an earlier call, for the previous tokens.
             use_cache: whether to return `past_key_values`.
-            return_dict: ignored; `generate` sets it.
+            kwargs: what `generate` and pipelines give every model, which is ignored.
 
         Raises:
-            ValueError: a token lies outside the vocabulary, or the file counts other positions.
+            ValueError: an argument has another shape, dtype or value than the model takes, or the file counts
+                other positions.
         """
-        past = past_states(past_key_values) or self._empty_cache(len(input_ids))
+        check_ignored(kwargs)
+        ids = checked_ids("input_ids", input_ids, self.config.vocab_size)
+        past = past_states(past_key_values) or self._empty_cache(len(ids))
         before = next(iter(past.values())).shape[2]
-        if attention_mask is None:
-            attention_mask = torch.ones(len(input_ids), before + input_ids.shape[1], dtype=torch.long)
-        inputs = self._checked_inputs(input_ids, attention_mask)
+        mask = checked_mask(attention_mask, ids, before)
+        check_length(self.config, mask)
+        inputs = {"input_ids": ids, "attention_mask": mask}
         if "position_ids" in self.inputs:
-            columns = torch.arange(before, before + input_ids.shape[1]).expand_as(input_ids)
-            inputs["position_ids"] = columns if position_ids is None else position_ids
+            columns = torch.arange(before, before + ids.shape[1]).expand_as(ids)
+            inputs["position_ids"] = columns if position_ids is None else checked_positions(position_ids, ids)
         elif position_ids is not None and self.config.position_embedding != "none":
-            _check_positions(position_ids, inputs["attention_mask"])
+            _check_positions(position_ids, mask)
         outputs = run_session(self.session, inputs | past_inputs(past))
         cache: Any = OnnxCache(present_states(outputs)) if use_cache else None
         return CausalLMOutputWithPast(logits=outputs["logits"], **{CACHE_NAME: cache})
@@ -138,13 +158,13 @@ class OnnxCausalModel(OnnxModel, GenerationMixin):
         return {name.removeprefix(past): empty for name in self.inputs if name.startswith(past)}
 
 
-def _check_types(token_type_ids: torch.Tensor, count: int) -> None:
-    """Raise a ValueError for a token type that the model does not have."""
-    low, high = (int(bound) for bound in token_type_ids.aminmax())
-    if low < 0 or high >= count:
+def _shown(ids: torch.Tensor, pad_token_id: int | None) -> torch.Tensor:
+    """Return the padding mask of ids [B, T] by the padding token; raise a ValueError if there is none."""
+    if pad_token_id is None and len(ids) > 1:
         raise ValueError(
-            f"token_type_ids holds {low if low < 0 else high}, and the model has the types 0 to {count - 1}."
+            "nothing tells which tokens are padding: give an attention_mask, or set config.pad_token_id."
         )
+    return torch.ones_like(ids) if pad_token_id is None else (ids != pad_token_id).long()
 
 
 def _check_positions(position_ids: torch.Tensor, mask: torch.Tensor) -> None:

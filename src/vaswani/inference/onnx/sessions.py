@@ -28,7 +28,7 @@ def open_session(path: Path, threads: int) -> Any:
         raise UserError(f"ONNX Runtime is not installed ({error}); {INSTALL}") from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    options.log_severity_level = 3  # errors
+    options.log_severity_level = 4  # fatal errors; others are raised
     try:
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its errors have no common class
@@ -40,13 +40,3 @@ def run_session(session: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torc
     names = [output.name for output in session.get_outputs()]
     outputs = session.run(names, {name: tensor.contiguous().numpy() for name, tensor in inputs.items()})
     return {name: torch.from_numpy(output) for name, output in zip(names, outputs, strict=True)}
-
-
-def check_ids(name: str, ids: torch.Tensor, vocab_size: int) -> None:
-    """Raise a ValueError for an id outside the vocabulary; ONNX would count negative ids from the end."""
-    low, high = (int(bound) for bound in ids.aminmax())
-    if low < 0 or high >= vocab_size:
-        raise ValueError(
-            f"{name} holds {low if low < 0 else high}, which lies outside the vocabulary of {vocab_size} "
-            f"tokens (0 to {vocab_size - 1}); use the tokenizer that belongs to this model."
-        )
