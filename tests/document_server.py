@@ -88,6 +88,7 @@ SMALL: dict[str, dict[str, object]] = {
 WITHOUT_SEARCH = (
     "finetune_reviews",
     "reviews_lora",
+    "reviews_onnx",
     "finetune_squad",
     "mlm",
     "causal_lm",
