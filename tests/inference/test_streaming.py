@@ -32,8 +32,6 @@ def test_the_pieces_are_the_translation(kind: str, search: dict[str, Any]) -> No
     assert [*translator.stream(" ")] == []
 
 
-@BOTH
-@SEARCHES
 def test_a_script_without_spaces_comes_character_by_character() -> None:
     translator = translator_of("toy", num_beams=1)
     tokens = toy_tokenizer()("二人の男").input_ids
@@ -41,6 +39,8 @@ def test_a_script_without_spaces_comes_character_by_character() -> None:
     assert [*translator._pieces(iter(tokens))] == ["二", "人", "の", "男"]
 
 
+@BOTH
+@SEARCHES
 def test_prefixes_and_phrases_and_lengths_hold(kind: str, search: dict[str, Any]) -> None:
     translator = translator_of(kind, **search, required_phrases=["4 4"], min_length=8, max_length=9)
     for sentence in SENTENCES[:4]:
