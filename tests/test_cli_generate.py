@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -246,7 +247,6 @@ def test_json_lines_come_through_a_pipe(
         (["--messages_field", "b"], "--messages_field b is for tables, and {lines} is read as lines"),
         (["--output", "{lines}"], "{lines} would replace the input"),
         (["--output", "out.jsonl"], "add --num_samples for lines of JSON"),
-        (["--chat", "--stream"], "chat needs a chat template, and the tokenizer has none; leave out chat"),
         (["--stream", "--num_samples", "1"], "--stream and --num_samples exclude each other; leave one out"),
         (["--stream", "--buffer_size", "9"], "--stream and --buffer_size exclude each other; leave one out"),
     ],
@@ -261,6 +261,19 @@ def test_wrong_options_are_one_line_and_status_2(
     assert (status, output) == (2, "")
     assert message.format(lines=lines) in errors
     assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("stream", [[], ["--stream"]], ids=["whole", "stream"])
+def test_a_chat_without_a_template_is_refused_before_any_work(
+    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture, stream: list[str]
+) -> None:
+    lines = tmp_path / "prompts.txt"
+    lines.write_text("the cat\n")
+    plain = shutil.copytree(model, tmp_path / "plain")
+    (plain / "chat_template.jinja").unlink()
+    status, output, errors = command(capfd, plain, "--input", lines, "--chat", *stream)
+    assert (status, output) == (2, "")
+    assert errors == "vaswani: chat needs a chat template, and the tokenizer has none; leave out chat\n"
 
 
 def test_a_row_without_a_chat_is_named_before_any_work(
