@@ -13,13 +13,11 @@ from vaswani.cli.app import app
 from vaswani.cli.options import (
     BufferSize,
     InputName,
-    OnnxEngine,
     OutputName,
     PaddedTokensPerBatch,
-    Quantization,
     model_option,
     number,
-    takes_loading_options,
+    takes_engine_options,
     trained_field,
 )
 from vaswani.cli.screen import begin_work, progress_of_texts, warn
@@ -29,7 +27,7 @@ LINES_TO_CHECK = 50  # of a tagger's input
 
 
 @app.command()
-@takes_loading_options
+@takes_engine_options
 def predict(
     model: Annotated[
         str,
@@ -81,8 +79,6 @@ def predict(
     ] = None,
     max_tokens_per_batch: PaddedTokensPerBatch = 8192,
     buffer_size: BufferSize = None,
-    engine: OnnxEngine = "torch",
-    quantization: Quantization = None,
     **loading: Any,
 ) -> None:
     """Predict the label of each line or table row, the tags of its words, or
@@ -113,8 +109,6 @@ def predict(
                 model,
                 max_length=max_length,
                 max_tokens_per_batch=max_tokens_per_batch,
-                engine=engine,
-                quantization=quantization,
                 **loading,
             )
             with progress_of_texts(texts, output_name) as bar:

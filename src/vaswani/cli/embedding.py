@@ -9,12 +9,10 @@ import typer
 from vaswani.cli.app import app
 from vaswani.cli.options import (
     InputName,
-    OnnxEngine,
     PaddedTokensPerBatch,
-    Quantization,
     model_option,
     number,
-    takes_loading_options,
+    takes_engine_options,
     trained_field,
 )
 from vaswani.cli.screen import begin_work, progress_of_texts, warn
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @app.command()
-@takes_loading_options
+@takes_engine_options
 def embed(
     model: Annotated[str, model_option("--model", help="Folder or Hub name of a trained model.")],
     input_name: InputName = "-",
@@ -88,8 +86,6 @@ def embed(
         ),
     ] = None,
     max_tokens_per_batch: PaddedTokensPerBatch = 8192,
-    engine: OnnxEngine = "torch",
-    quantization: Quantization = None,
     **loading: Any,
 ) -> None:
     """Embed text line by line, or a field of a table: a vector for each text, word or token."""
@@ -116,8 +112,6 @@ def embed(
         "max_length": max_length,
         "truncation": truncation,
         "max_tokens_per_batch": max_tokens_per_batch,
-        "engine": engine,
-        "quantization": quantization,
         **loading,
     }
     begin_work()

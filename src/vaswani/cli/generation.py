@@ -11,9 +11,7 @@ from vaswani.cli.options import (
     BufferSize,
     InputName,
     NoRepeatNgramSize,
-    OnnxEngine,
     OutputName,
-    Quantization,
     RepetitionPenalty,
     SamplingSeed,
     Temperature,
@@ -22,7 +20,7 @@ from vaswani.cli.options import (
     check_stream_options,
     model_option,
     number,
-    takes_loading_options,
+    takes_engine_options,
     trained_field,
 )
 from vaswani.cli.screen import begin_work, progress_of_texts, warn
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @app.command()
-@takes_loading_options
+@takes_engine_options
 def generate(
     model: Annotated[str, model_option("--model", help="Folder or Hub name of a causal language model.")],
     input_name: InputName = "-",
@@ -99,8 +97,6 @@ def generate(
         bool,
         typer.Option("--stream", help="Write each word of lines of text as soon as it is found."),
     ] = False,
-    engine: OnnxEngine = "torch",
-    quantization: Quantization = None,
     **loading: Any,
 ) -> None:
     """Continue prompts, or answer chats, by a causal language model.
@@ -133,17 +129,18 @@ def generate(
         from vaswani.inference.batches import BUFFERED_TEXTS
         from vaswani.inference.generate.files import generate_texts, stream_texts
         from vaswani.inference.generate.generation import TextGenerator, check_generation
+        from vaswani.inference.streaming import check_lines
 
         check_generation(**options).check_samples(num_samples or 1)
-        _check_lines(texts, input_name, output_name, output_field, num_samples, stream)
+        if stream:
+            check_lines(texts)
+        _check_lines(texts, input_name, output_name, output_field, num_samples)
         begin_work()
         options["chat"] = chat or (texts.row is None and trained.get("messages_field") is not None)
         with LineWriter(output_name) as writer:
             generator = TextGenerator.from_pretrained(
                 model,
                 max_tokens_per_batch=max_tokens_per_batch,
-                engine=engine,
-                quantization=quantization,
                 **options,
                 **loading,
             )
@@ -204,19 +201,12 @@ def _check_lines(
     output_name: str,
     output_field: str | None,
     num_samples: int | None,
-    stream: bool,
 ) -> None:
-    """Raise `UserError` for an option of tables, or the name of a table, if the prompts are lines.
-
-    For a table, raise it for `--stream`.
-    """
+    """Raise `UserError` for an option of tables, or the name of a table, if the prompts are lines."""
     from vaswani.files.line_files import check_not_json
     from vaswani.inference.inputs import for_tables
-    from vaswani.inference.streaming import STREAMS_LINES
 
     if texts.row is not None:
-        if stream:
-            raise UserError(STREAMS_LINES)
         return
     if output_field is not None:
         raise for_tables("--output_field", name)

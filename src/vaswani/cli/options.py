@@ -364,6 +364,10 @@ def _translator_options(
     """Declare the options of `Translator.from_pretrained`."""
 
 
+def _engine_options(engine: OnnxEngine = "torch", quantization: Quantization = None) -> None:
+    """Declare the options of `FromPretrained.from_pretrained` that only some classes take."""
+
+
 def _numbers(name: str, text: str) -> list[float]:
     """Return the numbers in a comma-separated text; raise a UserError for anything else."""
     try:
@@ -434,6 +438,11 @@ def takes_loading_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options of `FromPretrained.from_pretrained` to a command, which gets them as `**loading`."""
     shared = [_DECLARED[name] for name in ("revision", "device", "dtype", "allow_mismatch")]
     return _with_options(command, shared)
+
+
+def takes_engine_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the loading options, with the engine and the quantization, to a command (`**loading`)."""
+    return takes_loading_options(takes_options_of(_engine_options)(command))
 
 
 def _with_options(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vaswani.cli.app import app
-from vaswani.cli.options import OnnxEngine, Quantization, model_option, number, seed_of, takes_loading_options
+from vaswani.cli.options import model_option, number, seed_of, takes_engine_options
 from vaswani.cli.screen import begin_work, check_standard_output, progress_bar, say, warn
 from vaswani.errors import UserError
 from vaswani.files.json_files import finite_json
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @app.command()
-@takes_loading_options
+@takes_engine_options
 def prompt(
     model: Annotated[str, model_option("--model", help="Folder or Hub name of a causal language model.")],
     task_file: Annotated[
@@ -44,8 +44,6 @@ def prompt(
     max_tokens_per_batch: Annotated[
         int, number("--max_tokens_per_batch", help="Tokens per batch, of prompts and answers.", at_least=1)
     ] = 8192,
-    engine: OnnxEngine = "torch",
-    quantization: Quantization = None,
     **loading: Any,
 ) -> None:
     """Run a task by zero-, one- or few-shot prompting and report the accuracy."""
@@ -64,8 +62,6 @@ def prompt(
         prompter = Prompter.from_pretrained(
             model,
             max_tokens_per_batch=max_tokens_per_batch,
-            engine=engine,
-            quantization=quantization,
             **loading,
         )
         for count in counts:

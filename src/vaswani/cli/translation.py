@@ -247,11 +247,11 @@ class _Job:
         """Raise `UserError` for an option of tables, or the name of a table, if the texts are lines."""
         from vaswani.files.line_files import check_not_json
         from vaswani.inference.inputs import for_tables
-        from vaswani.inference.streaming import STREAMS_LINES
+        from vaswani.inference.streaming import check_lines
 
+        if self.stream:
+            check_lines(texts)
         if texts.row is not None:
-            if self.stream:
-                raise UserError(STREAMS_LINES)
             return
         if self.replace or self.output_field is not None:
             raise for_tables("--replace" if self.replace else "--output_field", self.input_name)

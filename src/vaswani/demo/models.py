@@ -19,7 +19,7 @@ from vaswani.data.text_codec import TextCodec, exclusive
 from vaswani.errors import UserError
 from vaswani.files.run_settings import read_settings
 from vaswani.hub.checkpoint import local_folder
-from vaswani.hub.run_metadata import auto_class_of, read_config
+from vaswani.hub.run_metadata import auto_class_of, named, read_config
 from vaswani.inference.answer.answering import QuestionAnswerer
 from vaswani.inference.classify.classification import Classifier, task_of
 from vaswani.inference.decoding import longest_text
@@ -99,8 +99,7 @@ def kind_of_checkpoint(name: str | Path, revision: str | None = None) -> Kind:
     if kind == "seq2seq" and summarizes(folder, config):
         return "summaries"
     if kind is None:
-        held = ", ".join(config.architectures or ()) or f"a model of type {config.model_type!r}"
-        raise UserError(f"{folder} holds {held}, which the demo does not show; expected {EXPECTED}")
+        raise UserError(f"{folder} holds {named(config)}, which the demo does not show; expected {EXPECTED}")
     return kind
 
 
@@ -140,7 +139,8 @@ def open_model(
             kind.
     """
     given = {name: value for name, value in (translator_options or {}).items() if value is not None}
-    kind = (_kind_of_export if engine == "ctranslate2" else kind_of_checkpoint)(name, revision)
+    exported = engine == "ctranslate2"
+    kind = _kind_of_export(name, revision) if exported else kind_of_checkpoint(name, revision)
     if kind in ("seq2seq", "summaries"):
         options = {**(OF_SUMMARIES if kind == "summaries" else {}), **given, **loading}
         return CLASSES[kind].from_pretrained(name, engine=engine, revision=revision, **options)

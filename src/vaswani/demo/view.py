@@ -43,7 +43,7 @@ class View:
     Args:
         name: name of the model on the page.
         codec: encodes the texts that the model reads.
-        model: the model; None if CTranslate2 runs it.
+        model: the model; None if there is not one of PyTorch, as with CTranslate2 or several models.
 
     Class attributes are words on the page: `verb` on the button, and the labels of the text and its answer.
     """

@@ -93,7 +93,7 @@ def load_checkpoint(
     weights = _adapted_folder(directory) if adapts else directory
     check_weights(weights, config)
     source_tokenizer, target_tokenizer = load_tokenizers(directory)
-    check_generation_config(directory, meta_model(config, auto_class))
+    read_generation_config(directory, meta_model(config, auto_class))
     model, report = load_weights(
         weights, auto_class or auto_class_of(config), config, dtype=dtype, ignore_mismatched_sizes=adapts
     )
@@ -232,11 +232,15 @@ def serves(auto_class: Any, config: PreTrainedConfig) -> bool:
     return type(config) in models_of(auto_class)
 
 
-def check_generation_config(directory: Path, model: PreTrainedModel) -> None:
-    """Raise a UserError if the saved options of `generate` are unreadable or name other special tokens."""
+def read_generation_config(directory: Path, model: PreTrainedModel) -> GenerationConfig | None:
+    """Return the saved options of `generate`, or None if there are none.
+
+    Raises:
+        UserError: they cannot be read, or name special tokens of another model.
+    """
     path = directory / "generation_config.json"
     if not path.exists():
-        return
+        return None
     values = read_object(path)
     try:
         generation = GenerationConfig.from_dict(values)
@@ -244,6 +248,7 @@ def check_generation_config(directory: Path, model: PreTrainedModel) -> None:
         _check_special_tokens(generation, model)
     except Exception as error:  # a field of a wrong type may fail anywhere
         raise UserError(f"{path} cannot be used: {one_line(error)}; correct it, or delete it") from error
+    return generation
 
 
 def _check_special_tokens(generation: GenerationConfig, model: PreTrainedModel) -> None:

@@ -175,6 +175,11 @@ def meta_model(config: PreTrainedConfig, auto_class: Any = None) -> PreTrainedMo
         return (auto_class or auto_class_of(config)).from_config(config, trust_remote_code=False)
 
 
+def named(config: PreTrainedConfig) -> str:
+    """Return the class that a configuration names, or else its type, for messages."""
+    return ", ".join(config.architectures or ()) or f"a model of type {config.model_type!r}"
+
+
 def auto_class_of(config: PreTrainedConfig) -> Any:
     """Return the Auto class for the class that a configuration names (see `meta_model`)."""
     names = config.architectures or ()

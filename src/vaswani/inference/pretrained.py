@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from vaswani.errors import UserError
-from vaswani.hub.checkpoint import load_checkpoint
-from vaswani.inference.onnx.loading import load_onnx_checkpoint, refuse_types
-from vaswani.inference.quantization import check_quantization, quantize
+from vaswani.inference.loading import LOADERS, LoadOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -50,20 +48,21 @@ class FromPretrained:
             options: other arguments of the class.
 
         Raises:
-            UserError: the model cannot be loaded (see `load_checkpoint` and `load_onnx_checkpoint`) or
-                quantized, or the class does not run the engine.
+            UserError: the model cannot be loaded (see `load_for_torch` and `load_for_onnx`), or the class
+                does not run the engine.
         """
         if engine not in cls._engines:
             expected = " or ".join(cls._engines)
             raise UserError(f"engine={engine} cannot be used by {cls.__name__}; expected {expected}")
         auto_class = cls._class_to_load(name, revision)
-        if engine == "onnx":
-            refuse_types(device, dtype, quantization)
-            model, *tokenizers = load_onnx_checkpoint(name, revision, auto_class, allow_mismatch)
-        else:
-            check_quantization(quantization)
-            model, *tokenizers = load_checkpoint(name, device, dtype, revision, auto_class, allow_mismatch)
-            model = quantize(model, quantization)
+        load = LoadOptions(
+            device=device,
+            dtype=dtype,
+            quantization=quantization,
+            revision=revision,
+            allow_mismatch=allow_mismatch,
+        )
+        model, *tokenizers = LOADERS[engine](name, load, auto_class)
         return cls(model, *tokenizers[: 1 + cls._has_target], **options)  # type: ignore[call-arg]
 
     @classmethod

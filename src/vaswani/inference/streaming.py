@@ -13,11 +13,10 @@ from transformers import StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
 from vaswani.data.text.scripts import HAN, KANA, SOUTHEAST
-from vaswani.errors import RunError
+from vaswani.errors import RunError, UserError
 from vaswani.inference.continuing import before_begun_stop, before_stop
-from vaswani.inference.inputs import on_one_line
+from vaswani.inference.inputs import TextLines, Texts, on_one_line
 
-STREAMS_LINES = "stream is for lines of text, and the input is a table; leave out stream"
 Result = TypeVar("Result")
 _LAST_WORD = regex.compile(r"\s+\S*\Z")
 # The text up to the last character of a script without spaces, or of its punctuation.
@@ -80,7 +79,7 @@ def pieces_of(
     decode: Callable[[list[int]], str],
     byte_ids: Container[int] = (),
     stop: Sequence[str] = (),
-) -> Generator[str, None, list[int]]:
+) -> Generator[str, None, tuple[list[int], str]]:
     """Yield the text of tokens in pieces, as soon as later tokens cannot change them.
 
     Args:
@@ -90,7 +89,7 @@ def pieces_of(
         stop: texts before which the text ends.
 
     Returns:
-        A generator of pieces, which returns all tokens.
+        A generator of pieces, which returns all tokens and their text, with the stop text.
 
     Raises:
         RunError: a piece differs from the text of all tokens.
@@ -105,12 +104,13 @@ def pieces_of(
         if words.startswith(written) and words != written:
             yield words[len(written) :]
             written = words
-    text = before_stop(decode(found), stop)
+    whole = decode(found)
+    text = before_stop(whole, stop)
     if not text.startswith(written):
         raise RunError(f"the tokenizer has changed the text {written!r}, which is given, to {text!r}")
     if text != written:
         yield text[len(written) :]
-    return found
+    return found, whole
 
 
 def complete_words(text: str) -> str:
@@ -124,6 +124,12 @@ def complete_words(text: str) -> str:
     start = last.start() if last else 0
     unspaced = _UNSPACED.match(text, start)
     return text[: unspaced.end() if unspaced else start]
+
+
+def check_lines(texts: Texts) -> None:
+    """Raise a UserError if an input, whose texts are to be streamed, is a table."""
+    if not isinstance(texts, TextLines):
+        raise UserError("stream is for lines of text, and the input is a table; leave out stream")
 
 
 def write_pieces(pieces: Generator[str, None, Result], write: Callable[[str], object]) -> Result:

@@ -72,7 +72,7 @@ def export_to_onnx(model: PreTrainedModel, folder: Path, *, quantization: str | 
             the value of a field cannot be exported.
     """
     check_onnx(quantization)
-    _check_exportable(model)
+    check_exportable(model)
     reference = copy.deepcopy(model).float().eval()
     reference.set_attn_implementation("eager")
     for graph in GRAPHS[type(model).__name__](reference):
@@ -103,7 +103,7 @@ def check_onnx(quantization: str | None) -> None:
         )
 
 
-def _check_exportable(model: PreTrainedModel) -> None:
+def check_exportable(model: PreTrainedModel) -> None:
     """Raise `UserError` if a model cannot be exported."""
     config: Any = model.config
     if type(model).__name__ not in GRAPHS:

@@ -10,7 +10,7 @@ from vaswani.errors import UserError
 from vaswani.inference.batches import BUFFERED_TEXTS
 from vaswani.inference.generate.generation import Generation, TextGenerator
 from vaswani.inference.inputs import LineReport, TextLines, Texts, on_one_line
-from vaswani.inference.streaming import STREAMS_LINES, write_pieces
+from vaswani.inference.streaming import check_lines, write_pieces
 
 
 def generate_texts(
@@ -84,8 +84,7 @@ def stream_texts(
     Raises:
         UserError: the input is a table.
     """
-    if not isinstance(texts, TextLines):
-        raise UserError(STREAMS_LINES)
+    check_lines(texts)
     report = texts.report
     for number, text in enumerate(texts):
         texts.take()

@@ -217,10 +217,7 @@ class TextGenerator(FromPretrained):
                 not finite.
         """
         asked = self._ask(prompt, number)
-        fitted = _Fitted(Prompt(()), 0, asked.problem)
-        if asked.problem is None:
-            (encoded,) = self._encode([asked])
-            fitted = self._fit(encoded)
+        (fitted,) = self._fit_all([asked])
         if fitted.problem is not None:
             raise UserError(fitted.problem)
         return self._pieces(asked.given, fitted, number)
@@ -266,10 +263,7 @@ class TextGenerator(FromPretrained):
         progress: Callable[[int], object] | None,
     ) -> Iterator[Generation]:
         for buffer in buffers(asked, buffer_size):
-            fitted = [
-                self._fit(prompt) if one.problem is None else _Fitted(prompt, 0, one.problem)
-                for one, prompt in zip(buffer, self._encode(buffer), strict=True)
-            ]
+            fitted = self._fit_all(buffer)
             drafts = [
                 [] if fit.problem else self._drafts(fit, one.number, num_samples)
                 for one, fit in zip(buffer, fitted, strict=True)
@@ -289,6 +283,13 @@ class TextGenerator(FromPretrained):
             texts = [one.text for one in asked if one.rendered == rendered]
             encoded[rendered] = iter(self.language_model.encode(texts, rendered=rendered))
         return [next(encoded[one.rendered]) for one in asked]
+
+    def _fit_all(self, asked: list[_Asked]) -> list[_Fitted]:
+        """Return the prompts, with their problems or the number of new tokens."""
+        return [
+            self._fit(prompt) if one.problem is None else _Fitted(prompt, 0, one.problem)
+            for one, prompt in zip(asked, self._encode(asked), strict=True)
+        ]
 
     def _fit(self, prompt: Prompt) -> _Fitted:
         """Return a prompt with the number of new tokens that the model has positions for."""
@@ -326,8 +327,7 @@ class TextGenerator(FromPretrained):
             return model.texts_of([draft], [tuple(token_ids)])[0]
 
         tokens, stop = model.stream(draft, self.options, self.stop), model.stop_texts(self.stop)
-        found = yield from pieces_of(tokens, decode, model.byte_ids, stop)
-        text = decode(found)
+        found, text = yield from pieces_of(tokens, decode, model.byte_ids, stop)
         ended = model.before_stop(text, self.stop)
         complete = len(found) < draft.max_new_tokens or ended != text
         return Generation(prompt, (GeneratedText(ended, complete),), prompt_cut_off=fitted.cut_off)

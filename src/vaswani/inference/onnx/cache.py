@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 
 import torch
 
+PAST = "past_key_values."  # begins the names of inputs
+
 
 @dataclass
 class OnnxCache:
@@ -21,9 +23,20 @@ class OnnxCache:
     states: dict[str, torch.Tensor]
     is_compileable: ClassVar[bool] = False  # `generate` reads it
 
+    @classmethod
+    def of_outputs(cls, outputs: dict[str, torch.Tensor]) -> OnnxCache:
+        """Return the keys and values among the outputs of a file."""
+        present = "present."
+        found = ((name, states) for name, states in outputs.items() if name.startswith(present))
+        return cls({name.removeprefix(present): states for name, states in found})
+
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """Return the keys and values under the names of the inputs of a file."""
+        return {f"{PAST}{name}": states for name, states in self.states.items()}
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return P, the number of tokens in the cache."""
-        return next(states.shape[2] for name, states in self.states.items() if _is_own(name))
+        return next((states.shape[2] for name, states in self.states.items() if _is_own(name)), 0)
 
     def crop(self, tokens: int) -> None:
         """Keep the first tokens, if the number is positive, or remove the last -`tokens`.
@@ -47,30 +60,17 @@ def _is_own(name: str) -> bool:
     return ".encoder." not in name
 
 
-def past_states(past_key_values: Any) -> dict[str, torch.Tensor]:
-    """Return the keys and values of earlier tokens; none for None, or for the empty cache of `generate`.
+def given_cache(past_key_values: Any) -> OnnxCache:
+    """Return the cache of earlier tokens; without states for None, and for the empty cache of `generate`.
 
     Raises:
         ValueError: another model has filled the cache.
     """
     if isinstance(past_key_values, OnnxCache):
-        return past_key_values.states
+        return past_key_values
     if past_key_values is not None and past_key_values.get_seq_length():
         kind = type(past_key_values).__name__
         raise ValueError(
             f"past_key_values is a {kind} of another model; give the cache that this model returned."
         )
-    return {}
-
-
-def past_inputs(states: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return keys and values under the names of the inputs of a file."""
-    return {f"past_key_values.{name}": keys_or_values for name, keys_or_values in states.items()}
-
-
-def present_states(outputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the keys and values among the outputs of a file."""
-    present = "present."
-    return {
-        name.removeprefix(present): output for name, output in outputs.items() if name.startswith(present)
-    }
+    return OnnxCache({})

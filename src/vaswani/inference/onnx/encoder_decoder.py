@@ -16,8 +16,8 @@ from transformers import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from vaswani.inference.onnx.base import OnnxPreTrainedModel
-from vaswani.inference.onnx.cache import OnnxCache, past_inputs, past_states, present_states
-from vaswani.inference.onnx.inputs import check_ignored, check_length, checked_ids, checked_mask
+from vaswani.inference.onnx.cache import OnnxCache, given_cache
+from vaswani.inference.onnx.inputs import check_ignored, check_length, checked_ids, checked_mask, counted
 from vaswani.inference.onnx.sessions import run_session
 from vaswani.model.compatibility import CACHE_NAME, takes_cache
 from vaswani.model.configuration_vaswani import VaswaniConfig
@@ -44,7 +44,7 @@ class OnnxEncoder(nn.Module):
         """Encode int64 [B, S] to [B, S, d_model]; ignore other arguments of `generate`."""
         ids = checked_ids("input_ids", input_ids, self.config.vocab_size)
         mask = checked_mask(attention_mask, ids)
-        check_length(self.config, mask)
+        check_length(self.config, counted(self.config, mask))
         outputs = run_session(self.session, {"input_ids": ids, "attention_mask": mask})
         return BaseModelOutput(last_hidden_state=outputs["last_hidden_state"])
 
@@ -105,12 +105,11 @@ class OnnxEncoderDecoder(OnnxPreTrainedModel, GenerationMixin):
         mask = checked_mask(attention_mask, states[:, :, 0])
         target = _checked_target(decoder_input_ids, states, self.target_vocab_size)
         inputs = {"encoder_attention_mask": mask, "input_ids": target}
-        past = past_states(past_key_values)
-        before = past_key_values.get_seq_length() if past else 0
-        check_length(self.config, checked_mask(None, target, before))
-        inputs |= past_inputs(past) if past else {"encoder_hidden_states": states}
-        outputs = run_session(self.next_step if past else self.first_step, inputs)
-        cache: Any = OnnxCache(past | present_states(outputs)) if use_cache else None
+        past = given_cache(past_key_values)
+        check_length(self.config, past.get_seq_length() + target.shape[1])
+        inputs |= past.inputs() or {"encoder_hidden_states": states}
+        outputs = run_session(self.next_step if past.states else self.first_step, inputs)
+        cache: Any = OnnxCache(past.states | OnnxCache.of_outputs(outputs).states) if use_cache else None
         return Seq2SeqLMOutput(logits=outputs["logits"], **{CACHE_NAME: cache})
 
     def get_encoder(self, modality: str | None = None) -> OnnxEncoder:

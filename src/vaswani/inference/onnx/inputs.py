@@ -65,12 +65,14 @@ def checked_mask(mask: torch.Tensor | None, ids: torch.Tensor, before: int = 0) 
     return mask.long()
 
 
-def check_length(config: VaswaniFamilyConfig, mask: torch.Tensor) -> None:
-    """Raise a ValueError for more tokens, as a mask [..., S] shows them, than there are learned positions."""
-    if config.position_embedding != "learned":
-        return
-    length = int(mask.sum(-1).max()) if config.position_from_mask else mask.shape[-1]
-    if length > config.max_position_embeddings:
+def counted(config: VaswaniFamilyConfig, mask: torch.Tensor) -> int:
+    """Return the number of positions of the longest row of a mask [..., S], padding counted or not."""
+    return int(mask.sum(-1).max()) if config.position_from_mask else mask.shape[-1]
+
+
+def check_length(config: VaswaniFamilyConfig, length: int) -> None:
+    """Raise a ValueError for more tokens than there are learned positions."""
+    if config.position_embedding == "learned" and length > config.max_position_embeddings:
         raise ValueError(
             f"a sequence of {length} tokens is longer than max_position_embeddings="
             f"{config.max_position_embeddings}; shorten it."

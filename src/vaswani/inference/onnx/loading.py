@@ -12,14 +12,21 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError, check_positive
-from vaswani.files.json_files import read_object
-from vaswani.hub.checkpoint import check_generation_config, check_serves, local_folder
-from vaswani.hub.run_metadata import auto_class_of, meta_model, read_config
+from vaswani.hub.checkpoint import check_serves, local_folder, read_generation_config
+from vaswani.hub.run_metadata import auto_class_of, meta_model, named, read_config
 from vaswani.hub.vocabulary import check_vocabulary
 from vaswani.inference.onnx.encoder_decoder import OnnxEncoderDecoder
 from vaswani.inference.onnx.one_stack import OnnxCausalModel, OnnxModel
 from vaswani.inference.onnx.sessions import open_session
-from vaswani.interop.to_onnx import DECODER, DECODER_WITH_PAST, ENCODER, GRAPHS, MODEL, Graph
+from vaswani.interop.to_onnx import (
+    DECODER,
+    DECODER_WITH_PAST,
+    ENCODER,
+    GRAPHS,
+    MODEL,
+    Graph,
+    check_exportable,
+)
 from vaswani.model.configuration_vaswani import VaswaniConfig, VaswaniFamilyConfig
 
 # Settings of `generate` for what an exported model does not have.
@@ -48,20 +55,6 @@ def load_onnx_checkpoint(
     source, target = load_tokenizers(path)
     check_vocabulary(path, model, source, target, allow_mismatch=allow_mismatch)
     return model, source, target
-
-
-def refuse_types(
-    device: str | torch.device | None, dtype: str | torch.dtype | None, quantization: str | None
-) -> None:
-    """Raise a UserError for another device than the CPU, or for types, which the export fixed."""
-    if str(device or "cpu") != "cpu":
-        raise UserError(f"device {str(device)!r} cannot be used by engine=onnx; it runs on the 'cpu'")
-    for field, value in {"dtype": dtype, "quantization": quantization}.items():
-        if value is not None:
-            raise UserError(
-                f"{field}={value} has no effect with engine=onnx, whose types are those of the export; "
-                "leave it out, or export with --quantization"
-            )
 
 
 def load_onnx(folder: str | Path, threads: int | None = None) -> Any:
@@ -98,6 +91,7 @@ def load_onnx(folder: str | Path, threads: int | None = None) -> Any:
         raise UserError(f"{folder / missing[0]} is missing; export the model again")
     model = meta_model(copy.deepcopy(config))  # it changes its configuration
     sessions = [open_session(folder / name, threads) for name in names]
+    check_exportable(model)
     graphs = {graph.file: graph for graph in GRAPHS[type(model).__name__](model)}
     for name, session in zip(names, sessions, strict=True):
         _check_belongs(folder / name, session, graphs[name], model)
@@ -142,12 +136,13 @@ def _check_class(auto_class: Any, folder: Path) -> None:
     config = read_config(folder)
     check_serves(auto_class, config, folder)
     if auto_class_of(config) is not auto_class:
-        held = ", ".join(config.architectures or ()) or f"a model of type {config.model_type!r}"
-        raise UserError(f"{folder} holds {held}; expected a model of {auto_class.__name__}")
+        raise UserError(f"{folder} holds {named(config)}; expected a model of {auto_class.__name__}")
 
 
 def _generation_config(folder: Path, model: PreTrainedModel) -> GenerationConfig:
     """Return the settings of `generate`, without those that an exported model cannot have."""
-    values = read_object(folder / "generation_config.json")
-    check_generation_config(folder, model)
-    return GenerationConfig.from_dict({**values, **dict.fromkeys(_WITHOUT_EFFECT)})
+    generation_config = read_generation_config(folder, model)
+    if generation_config is None:
+        raise UserError(f"{folder / 'generation_config.json'} is missing; export the model again")
+    generation_config.update(**dict.fromkeys(_WITHOUT_EFFECT))
+    return generation_config

@@ -14,13 +14,14 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import ModelOutput
 
 from vaswani.inference.onnx.base import OnnxPreTrainedModel
-from vaswani.inference.onnx.cache import OnnxCache, past_inputs, past_states, present_states
+from vaswani.inference.onnx.cache import PAST, OnnxCache, given_cache
 from vaswani.inference.onnx.inputs import (
     check_ignored,
     check_length,
     checked_ids,
     checked_mask,
     checked_positions,
+    counted,
 )
 from vaswani.inference.onnx.sessions import run_session
 from vaswani.model.compatibility import CACHE_NAME, takes_cache
@@ -72,7 +73,7 @@ class OnnxModel(OnnxPreTrainedModel):
         if attention_mask is None and self._pools_last:
             attention_mask = _shown(ids, config.pad_token_id)
         mask = checked_mask(attention_mask, ids)
-        check_length(config, mask)
+        check_length(config, counted(config, mask))
         inputs = {"input_ids": ids, "attention_mask": mask}
         if "token_type_ids" in self.inputs:
             types = torch.zeros_like(ids) if token_type_ids is None else token_type_ids
@@ -132,30 +133,29 @@ class OnnxCausalModel(OnnxModel, GenerationMixin):
         """
         check_ignored(kwargs)
         ids = checked_ids("input_ids", input_ids, self.config.vocab_size)
-        past = past_states(past_key_values) or self._empty_cache(len(ids))
-        before = next(iter(past.values())).shape[2]
+        past = given_cache(past_key_values)
+        before = past.get_seq_length()
         mask = checked_mask(attention_mask, ids, before)
-        check_length(self.config, mask)
+        check_length(self.config, counted(self.config, mask))
         inputs = {"input_ids": ids, "attention_mask": mask}
         if "position_ids" in self.inputs:
             columns = torch.arange(before, before + ids.shape[1]).expand_as(ids)
             inputs["position_ids"] = columns if position_ids is None else checked_positions(position_ids, ids)
         elif position_ids is not None and self.config.position_embedding != "none":
             _check_positions(position_ids, mask)
-        outputs = run_session(self.session, inputs | past_inputs(past))
-        cache: Any = OnnxCache(present_states(outputs)) if use_cache else None
+        outputs = run_session(self.session, inputs | (past.inputs() or self._nothing(len(ids))))
+        cache: Any = OnnxCache.of_outputs(outputs) if use_cache else None
         return CausalLMOutputWithPast(logits=outputs["logits"], **{CACHE_NAME: cache})
 
     def get_output_embeddings(self) -> nn.Module:
         """Return embeddings with a row for each token, without data (on the meta device)."""
         return self.get_input_embeddings()
 
-    def _empty_cache(self, rows: int) -> dict[str, torch.Tensor]:
-        """Return empty keys and values for each layer: [B, H, 0, D]."""
+    def _nothing(self, rows: int) -> dict[str, torch.Tensor]:
+        """Return the inputs for an empty cache: [B, H, 0, D] for the keys and values of each layer."""
         heads = self.config.num_attention_heads
         empty = torch.zeros(rows, heads, 0, self.config.hidden_size // heads)
-        past = "past_key_values."
-        return {name.removeprefix(past): empty for name in self.inputs if name.startswith(past)}
+        return {name: empty for name in self.inputs if name.startswith(PAST)}
 
 
 def _shown(ids: torch.Tensor, pad_token_id: int | None) -> torch.Tensor:
@@ -170,8 +170,8 @@ def _shown(ids: torch.Tensor, pad_token_id: int | None) -> torch.Tensor:
 def _check_positions(position_ids: torch.Tensor, mask: torch.Tensor) -> None:
     """Raise a ValueError unless positions [B, T] are those that the file counts from the mask [B, P + T]."""
     length = position_ids.shape[-1]
-    counted, shown = (mask.cumsum(-1) - 1)[:, -length:], mask[:, -length:].bool()
-    if not torch.equal(position_ids.expand_as(counted)[shown], counted[shown]):
+    expected, shown = (mask.cumsum(-1) - 1)[:, -length:], mask[:, -length:].bool()
+    if not torch.equal(position_ids.expand_as(expected)[shown], expected[shown]):
         raise ValueError(
             "the exported model counts the tokens that the attention mask shows, and position_ids have other "
             "positions; leave them out."

@@ -24,7 +24,7 @@ from transformers import (
 
 from vaswani.errors import UserError, check_positive
 from vaswani.hub.checkpoint import local_folder
-from vaswani.hub.run_metadata import auto_class_of, read_config
+from vaswani.hub.run_metadata import auto_class_of, named, read_config
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, listed, within_memory
 from vaswani.inference.decoding import GNMTLengthPenalty
 from vaswani.inference.pairs import Pair, PairEncoder
@@ -112,8 +112,9 @@ def kind_of_checkpoint(name: str | Path, revision: str | None = None) -> Kind:
     config = read_config(folder)
     kind = kind_of(config)
     if kind is None:
-        held = ", ".join(config.architectures or ()) or f"a model of type {config.model_type!r}"
-        raise UserError(f"{folder} holds {held}, which gives tokens no probabilities; expected {EXPECTED}")
+        raise UserError(
+            f"{folder} holds {named(config)}, which gives tokens no probabilities; expected {EXPECTED}"
+        )
     return kind
 
 

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 
 from vaswani.data.text_codec import Side, TextCodec, check_same_special_tokens
 from vaswani.errors import UserError
-from vaswani.hub.checkpoint import load_checkpoint, local_folder
-from vaswani.inference.onnx.loading import load_onnx_checkpoint, refuse_types
-from vaswani.inference.quantization import check_quantization, quantize
+from vaswani.hub.checkpoint import local_folder
+from vaswani.inference.loading import LoadOptions, load_for_onnx, load_for_torch
 from vaswani.inference.translate.ctranslate2_engine import CTranslate2Engine
 from vaswani.inference.translate.ctranslate2_folder import WEIGHTS, read_ctranslate2_folder
 from vaswani.inference.translate.engine import Engine
@@ -24,17 +22,6 @@ from vaswani.interop.to_ctranslate2 import check_engine
 
 EngineName = Literal["torch", "ctranslate2", "onnx"]
 Loaded = tuple[Engine, PreTrainedTokenizerBase, PreTrainedTokenizerBase]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadOptions:
-    """Options for loading a model; see `Translator.from_pretrained`."""
-
-    device: str | torch.device | None = None
-    dtype: str | torch.dtype | None = None
-    quantization: str | None = None
-    revision: str | None = None
-    allow_mismatch: bool = False
 
 
 def load_engine(engine: str, name: str | Path, options: LoadOptions) -> Loaded:
@@ -113,11 +100,8 @@ def _check_same_tokens(name: str | Path, first: Loaded, other_name: str | Path, 
 
 
 def _load_torch(name: str | Path, options: LoadOptions) -> Loaded:
-    check_quantization(options.quantization)
-    model, source, target = load_checkpoint(
-        name, options.device, options.dtype, options.revision, AutoModelForSeq2SeqLM, options.allow_mismatch
-    )
-    return TorchEngine(quantize(model, options.quantization)), source, target
+    model, source, target = load_for_torch(name, options, AutoModelForSeq2SeqLM)
+    return TorchEngine(model), source, target
 
 
 def _load_ctranslate2(name: str | Path, options: LoadOptions) -> Loaded:
@@ -135,10 +119,7 @@ def _load_ctranslate2(name: str | Path, options: LoadOptions) -> Loaded:
 
 
 def _load_onnx(name: str | Path, options: LoadOptions) -> Loaded:
-    refuse_types(options.device, options.dtype, options.quantization)
-    model, source, target = load_onnx_checkpoint(
-        name, options.revision, AutoModelForSeq2SeqLM, options.allow_mismatch
-    )
+    model, source, target = load_for_onnx(name, options, AutoModelForSeq2SeqLM)
     return TorchEngine(model), source, target
 
 

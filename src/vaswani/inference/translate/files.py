@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from vaswani.errors import UserError
 from vaswani.inference.batches import BUFFERED_TEXTS
 from vaswani.inference.inputs import LineReport, TextLines, Texts, on_one_line
-from vaswani.inference.streaming import STREAMS_LINES, write_pieces
+from vaswani.inference.streaming import check_lines, write_pieces
 from vaswani.inference.translate.phrases import Line
 from vaswani.inference.translate.results import Translation
 from vaswani.inference.translate.translation import Translator
@@ -96,8 +96,7 @@ def stream_lines(
         UserError: the translator cannot stream, no translation can begin with the prefix, or the input is a
             table.
     """
-    if not isinstance(texts, TextLines):
-        raise UserError(STREAMS_LINES)
+    check_lines(texts)
     translator.check_stream()
     if prefix:
         translator.prefix_tokens(prefix)

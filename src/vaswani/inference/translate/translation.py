@@ -26,6 +26,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from vaswani.data.text_codec import TextCodec
 from vaswani.errors import UserError, check_positive
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, checked, listed
+from vaswani.inference.loading import LoadOptions
 from vaswani.inference.sides import EncodedText, Sides, TooLong
 from vaswani.inference.streaming import pieces_of
 from vaswani.inference.translate.constraints import Constraints
@@ -33,7 +34,6 @@ from vaswani.inference.translate.engine import Engine, SearchOptions
 from vaswani.inference.translate.engines import (
     EngineName,
     EnsembleOptions,
-    LoadOptions,
     load_engine,
     load_ensemble,
 )
@@ -343,7 +343,7 @@ class Translator:
     def _pieces(self, tokens: Iterator[int]) -> Generator[str, None, bool]:
         """Yield words as soon as they are complete; a later token may still change the last word."""
         targets = self.sides.targets
-        found = yield from pieces_of(tokens, lambda ids: targets.decode([ids])[0], targets.byte_ids)
+        found, _ = yield from pieces_of(tokens, lambda ids: targets.decode([ids])[0], targets.byte_ids)
         return found[-1] in self._ends()
 
     def prefix_tokens(self, prefix: str) -> tuple[int, ...]:
