@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import sacrebleu
+import torch
 
 from toy_translation import TRANSLATING, toy_sources, translator_of
 from vaswani.errors import UserError
@@ -51,6 +52,18 @@ def test_expected_utilities(metric: str, log_probs: list[float] | None) -> None:
     assert found == pytest.approx(by_hand(texts, log_probs, metric), abs=1e-6)
     assert found[2] == found[3]
     assert all(0 < each < 1 for each in found)
+
+
+@METRICS
+def test_hypotheses_that_are_equally_similar_to_the_others_tie_exactly(metric: str) -> None:
+    """Two with the same n-grams: the sums of their similarities can differ in the last digits."""
+    same_ngrams = ["3 0 0 0 0 0 0 4 0 0 0 0 0", "3 0 0 0 0 0 4 0 0 0 0 0 0"]
+    others = ["3 0 0", "7 0 4 0 0", "4", "0 0 0 0 0 4 1", "3 4 0 0 0 0 0 2"]
+    for seed in range(100):
+        log_probs = (-5 * torch.rand(7, generator=torch.Generator().manual_seed(seed))).tolist()
+        expected = expected_utilities([*same_ngrams, *others], log_probs, metric)
+        assert expected[0] == expected[1]
+        assert len({*expected}) == 6  # the others do not
 
 
 def test_bleu_splits_words_as_the_script_needs() -> None:

@@ -24,6 +24,9 @@ UTILITIES = ("chrf", "bleu")
 # The hypotheses of a beam search have p(y) ∝ P(y|x)^SCALE, because P itself would leave all to the first few.
 # Chosen on the validation split of Multi30k: see docs/results/translation.md.
 SCALE = 0.5
+# Hypotheses that are equally similar to the others can differ in the last digits of a sum, which depend on
+# the processor and the batch. Rounded, they tie, and the order of the search decides.
+_DECIMALS = 9
 
 
 def check_minimum_risk(metric: str | None, search: SearchOptions) -> None:
@@ -44,7 +47,7 @@ def check_minimum_risk(metric: str | None, search: SearchOptions) -> None:
 
 
 def expected_utilities(texts: Sequence[str], log_probs: Sequence[float] | None, metric: str) -> list[float]:
-    """Return the expected utility of each hypothesis of one source, from 0 to 1.
+    """Return the expected utility of each hypothesis of one source, from 0 to 1, rounded to nine decimals.
 
     Args:
         texts: the hypotheses; equal ones count together.
@@ -57,7 +60,7 @@ def expected_utilities(texts: Sequence[str], log_probs: Sequence[float] | None, 
         weight_of[text] += weight
     weights = torch.tensor([*weight_of.values()], dtype=torch.float64)
     expected = (_utilities([*weight_of], metric) @ weights).tolist()
-    expected_of = dict(zip(weight_of, expected, strict=True))
+    expected_of = {text: round(each, _DECIMALS) for text, each in zip(weight_of, expected, strict=True)}
     return [expected_of[text] for text in texts]
 
 
