@@ -94,6 +94,16 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections() -> Iterator[None]:
+    """Leave out of collections what the tests of a file have left behind, such as compiled code.
+
+    Otherwise each training's collection takes longer the more tests have run before it.
+    """
+    yield
+    leave_out_of_collections()
+
+
 @pytest.fixture(scope="session")
 def forking_python() -> Iterator[ForkingPython]:
     """Runs commands and scripts in copies of a process that has done the imports."""
