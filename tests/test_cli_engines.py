@@ -13,6 +13,7 @@ import toy_prompting
 from tiny_causal import gpt2_like, ours
 from toy_labels import save_toy_answerer, save_toy_classifier, save_toy_encoder, write_jsonl, write_toy_rows
 from toy_questions import toy_questions
+from toy_translation import save_toy_checkpoint, toy_rows
 from vaswani.cli import run
 from vaswani.interop import export_folder
 from vaswani.kernels import int8_linear
@@ -27,6 +28,9 @@ COMMANDS: dict[str, tuple[str, list[str], str]] = {
     "embed": ("encoder", ["embed", "--pooling", "cls", "--input"], "texts.txt"),
     "generate": ("causal", ["generate", "--num_samples", "1", "--input"], "texts.txt"),
     "prompt": ("prompted", ["prompt", "--shots", "2", "--task"], "task.yaml"),
+    "score pairs": ("translator", ["score", "--tokens", "--input"], "pairs.jsonl"),
+    "score texts": ("causal", ["score", "--tokens", "--input"], "texts.txt"),
+    "score masked texts": ("masked", ["score", "--tokens", "--input"], "texts.txt"),
     "evaluate": ("classifier", ["evaluate", "--data"], "labels"),
 }
 
@@ -39,6 +43,10 @@ def save(name: str, folder: Path) -> None:
         save_toy_answerer(folder)
     elif name == "encoder":
         AutoModel.from_pretrained(save_toy_encoder(folder)).save_pretrained(folder)
+    elif name == "masked":
+        save_toy_encoder(folder)
+    elif name == "translator":
+        save_toy_checkpoint(folder)
     elif name == "causal":
         ours().save_pretrained(folder)
         gpt2_like(with_bos=True).save_pretrained(folder)
@@ -54,6 +62,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         save(name, folder / name)
     (folder / "texts.txt").write_text("".join(f"{text}\n" for text in TEXTS))
     write_jsonl(folder / "questions.jsonl", list(toy_questions(5, seed=3, words=40)))
+    pairs = [{"source": source, "target": target} for source, target in toy_rows(5, seed=3)]
+    write_jsonl(folder / "pairs.jsonl", pairs)
     write_toy_rows(folder / "labels", "classification")
     rows = toy_prompting.numeral_rows()
     task = {"prompt": "{digit}:", "choices": " {words}", "answer": " {word}", "examples": rows, "test": rows}

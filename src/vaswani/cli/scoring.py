@@ -21,7 +21,7 @@ from vaswani.cli.options import (
     TargetLanguage,
     model_option,
     number,
-    takes_loading_options,
+    takes_engine_options,
     trained_field,
 )
 from vaswani.cli.screen import begin_work, progress_of_texts, warn
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @app.command()
-@takes_loading_options
+@takes_engine_options
 def score(
     model: Annotated[
         str, model_option("--model", help="Folder or Hub name of an encoder-decoder or language model.")

@@ -147,6 +147,7 @@ class Scorer(FromPretrained):
     """
 
     _has_target = True
+    _engines = ("torch", "onnx")
 
     def __init__(
         self,

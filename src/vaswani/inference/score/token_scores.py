@@ -165,8 +165,8 @@ class TextScores(TokenScores):
 
     def _parts(self, rows: Sequence[dict[str, list[int]]]) -> list[list[int]]:
         """Split the row numbers into parts whose logits fit into memory."""
-        output: Any = self.model.get_output_embeddings()
-        logits = max(len(row["input_ids"]) for row in rows) * output.weight.shape[0]
+        embeddings: Any = self.model.get_input_embeddings()  # a row for each token, as of the logits
+        logits = max(len(row["input_ids"]) for row in rows) * embeddings.weight.shape[0]
         return [part.tolist() for part in rows_at_once(len(rows), logits, torch.device("cpu"))]
 
 
