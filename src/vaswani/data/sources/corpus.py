@@ -27,6 +27,7 @@ from vaswani.data.sources import corpus_spec, reading
 from vaswani.data.sources.corpus_spec import SPLITS, BaseCorpusSpec
 from vaswani.data.sources.reading import Row
 from vaswani.data.sources.row_report import RowReport
+from vaswani.data.sources.shared_rows import count_shared_rows
 from vaswani.data.sources.splits import (
     FileSource,
     RowsSource,
@@ -67,8 +68,16 @@ class Corpus:
         whole = {name: values[name] for name in ("dataset", "sha256") if name in values}
         return whole | {name: _without_paths(values[name]) for name in SPLITS[:2] if name in values}
 
+    def count_rows_in_training(self) -> None:
+        """Count, in `reports`, the rows of other splits that are also training rows; none of streams."""
+        splits = dict(self.splits)
+        training = splits.pop("train", None)
+        for split, rows in splits.items():
+            if isinstance(rows, Dataset) and isinstance(training, Dataset):
+                self.reports[split].in_training = count_shared_rows(rows, training)
+
     @property
-    def seen_in_training(self) -> list[str]:
+    def trained_splits(self) -> list[str]:
         """The splits that share a file with the training split, compared by contents."""
         origins = {split: self.fingerprint[split] for split in SPLITS if split in self.fingerprint}
         files = {split: _without_paths(origin).get("files", []) for split, origin in origins.items()}

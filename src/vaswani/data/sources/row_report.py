@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, fields
 class RowReport:
     """Counts of the rows of one split that have been read so far.
 
-    `kept` rows are used; some of them may be `truncated`. A row is left out if a side has only white space
+    `kept` rows are used; some of them may be `truncated`, or be training rows, too (`in_training`, of other
+    splits than the training split). A row is left out if a side has only white space
     (`empty`), too many tokens (`over_long`), bytes that are not UTF-8 (`not_utf8`) or no text at all
     (`missing_source`, `missing_target`, or `missing_text` in a corpus of plain texts), if it does not state
     its label or its answers (`missing_label`, `missing_answers`), or if it does not parse (`malformed`).
@@ -24,6 +25,7 @@ class RowReport:
     missing_text: int = 0
     missing_label: int = 0
     missing_answers: int = 0
+    in_training: int = 0
 
     @property
     def mispaired(self) -> int:
@@ -33,7 +35,7 @@ class RowReport:
     @property
     def rows(self) -> int:
         """Number of all rows read."""
-        return sum(asdict(self).values()) - self.truncated
+        return sum(asdict(self).values()) - self.truncated - self.in_training
 
     @property
     def left_out(self) -> int:
@@ -71,6 +73,7 @@ class RowReport:
         }
         problems = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
         cut = f", {self.truncated:,} of them cut off" if self.truncated else ""
-        return f"kept {self.kept:,} of {self.rows:,} rows{cut}" + (
+        seen = f", {self.in_training:,} of them also in the training split" if self.in_training else ""
+        return f"kept {self.kept:,} of {self.rows:,} rows{cut}{seen}" + (
             f"; left out: {problems}" if problems else ""
         )

@@ -99,6 +99,8 @@ class BaseRun(ABC):
             corpus = self.load()
         if not self.config.training.evaluate_test:
             corpus.splits.pop("test", None)
+        if PartialState().is_main_process:
+            corpus.count_rows_in_training()
         identity = self.identity(corpus)
         tokenizers = self._saved_or_new_tokenizers(corpus, identity)
         with blame_size():
@@ -142,7 +144,7 @@ class BaseRun(ABC):
         """Print what is trained on what, and save where the rows and the tokenizers come from."""
         counts = self.row_counts(corpus, splits)
         if trainer.is_world_process_zero():
-            _announce(counts, trainer, corpus.seen_in_training, self.labels())
+            _announce(counts, trainer, corpus.trained_splits, self.labels())
         if self.config.training.should_save:
             provenance = {"rows": counts, **corpus.fingerprint, **self.origin(splits, tokenizers)}
             self._record(provenance, tokenizers)
@@ -375,10 +377,12 @@ def _how_to_evaluate(trainer: BaseTrainer, output_dir: Path) -> str:
     return f"{saved}: vaswani evaluate --model {output_dir} computes them"
 
 
-def _announce(counts: dict[str, str], trainer: BaseTrainer, seen: list[str], labels: Sequence[str]) -> None:
-    """Print the rows, the splits that are `seen` in training, the labels, and the sizes of the model."""
+def _announce(
+    counts: dict[str, str], trainer: BaseTrainer, trained: Sequence[str], labels: Sequence[str]
+) -> None:
+    """Print the rows, the splits whose files are `trained` on, the labels, and the sizes of the model."""
     print(*(f"{name}: {count}" for name, count in counts.items()), sep="\n")
-    for name in seen:
+    for name in trained:
         print(f"{name} is also a training file: its scores do not show how the model does on unseen texts")
     if labels:
         print(f"{len(labels):,} labels: {listing(labels)}")
