@@ -231,7 +231,7 @@ def test_generated_tokens_are_the_same(case, num_beams: int) -> None:
 
 @pytest.mark.parametrize("num_beams", [1, 4])
 @pytest.mark.parametrize(
-    ("case", "scale"), zip(TRANSLATORS[-2:], (0.3, 0.5), strict=True), ids=["two", "one"]
+    ("case", "scale"), list(zip(TRANSLATORS[-2:], (0.3, 0.5), strict=True)), ids=["two", "one"]
 )
 def test_fsmt_generates_the_same(case, scale: float, num_beams: int) -> None:
     theirs = build(case, scale=scale)  # with which its rows differ
