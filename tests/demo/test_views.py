@@ -2,13 +2,13 @@
 
 import re
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from html import unescape
 from pathlib import Path
 
 import pytest
 import torch
 
+from exported_toys import ExportedToys, exported_toys
 from toy_labels import save_toy_answerer, save_toy_classifier, save_toy_decoder, save_toy_encoder
 from toy_translation import SHAPE, save_toy_checkpoint, toy_model, toy_sources, toy_tokenizer
 from vaswani import QuestionAnswerer, Translator, VaswaniConfig, VaswaniForConditionalGeneration
@@ -21,6 +21,8 @@ from vaswani.demo.translation import SummaryView, TranslationView
 from vaswani.demo.view import MOST_CHARACTERS, View
 from vaswani.errors import RunError
 from vaswani.interop import export_folder
+
+__all__ = ["exported_toys"]
 
 
 @pytest.fixture(scope="module")
@@ -277,29 +279,27 @@ def test_an_exported_model_has_no_attention_and_the_same_translations(folder: Pa
     assert len(rows(html)) == 2
 
 
-SAVED_IN_ONNX = {
-    "classifier": (partial(save_toy_classifier, task="classification"), Classifier, ClassificationView),
-    "answerer": (save_toy_answerer, QuestionAnswerer, AnswerView),
-    "decoder": (save_toy_decoder, Prompter, CompletionView),
-    "translator": (save_toy_checkpoint, Translator, TranslationView),
+SHOWN_IN_ONNX = {
+    "classification": (Classifier, ClassificationView),
+    "answerer": (QuestionAnswerer, AnswerView),
+    "language_model": (Prompter, CompletionView),
+    "translator": (Translator, TranslationView),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", SAVED_IN_ONNX)
-def test_models_in_onnx_are_shown_without_attention(kind: str, folder: Path) -> None:
+@pytest.mark.parametrize("kind", SHOWN_IN_ONNX)
+def test_models_in_onnx_are_shown_without_attention(kind: str, exported_toys: ExportedToys) -> None:
     pytest.importorskip("onnxruntime")
-    save, of_class, of_view = SAVED_IN_ONNX[kind]
-    trained = folder / f"{kind} as trained"
-    save(trained)
-    export_folder(str(trained), folder / f"{kind} in onnx", "onnx")
+    of_class, of_view = SHOWN_IN_ONNX[kind]
+    trained, exported = exported_toys(kind)
     views = [
         of_view("model", open_model(trained, device="cpu")),
-        of_view("model", open_model(folder / f"{kind} in onnx", engine="onnx")),
+        of_view("model", open_model(exported, engine="onnx")),
     ]
-    assert isinstance(open_model(folder / f"{kind} in onnx", engine="onnx"), of_class)
+    assert isinstance(open_model(exported, engine="onnx"), of_class)
     assert (views[1].model, views[1].describe()) == (None, "")
-    values = {"answerer": ("who saw rome?",), "decoder": (8, 1.0)}.get(kind, ())
+    values = {"answerer": ("who saw rome?",), "language_model": (8, 1.0)}.get(kind, ())
     texts = [view.show("ann saw rome and the film was great", *values)[0] for view in views]
     assert texts[0] == texts[1] != ""
 

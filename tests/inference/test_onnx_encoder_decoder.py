@@ -11,15 +11,17 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from exported_toys import ExportedToys, exported_toys
 from toy_translation import save_toy_checkpoint, toy_model, toy_sources, toy_tokenizer, toy_tokenizers
 from vaswani import Translator
 from vaswani.cli import run
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError
 from vaswani.inference.onnx.loading import load_onnx
-from vaswani.interop import export_folder
 from vaswani.interop.to_onnx import DECODER, DECODER_WITH_PAST, ENCODER
 from vaswani.model.compatibility import CACHE_NAME
+
+__all__ = ["exported_toys"]
 
 pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.slow  # an export takes twenty seconds
@@ -28,12 +30,10 @@ SENTENCES = toy_sources(60, seed=4242, longest=12)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["shared", "separate"])
-def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path]:
+def models(request: pytest.FixtureRequest, exported_toys: ExportedToys) -> tuple[Any, Any, Path]:
     """A model that was trained, the same by ONNX Runtime, and the exported folder."""
-    folder = tmp_path_factory.mktemp("onnx")
-    save_toy_checkpoint(folder / "toy", separate=request.param)
-    export_folder(str(folder / "toy"), folder / "out", "onnx")
-    return toy_model(separate=request.param), load_onnx(folder / "out", threads=1), folder / "out"
+    _, exported = exported_toys("translator_of_two_vocabularies" if request.param else "translator")
+    return toy_model(separate=request.param), load_onnx(exported, threads=1), exported
 
 
 @pytest.fixture

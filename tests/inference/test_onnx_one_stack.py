@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
-    AutoConfig,
-    AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -19,20 +17,16 @@ from transformers import (
 )
 
 import toy_prompting
-from tiny_causal import gpt2_like, ours
+from exported_toys import CAUSAL, ExportedToys, exported_toys, save_bare_encoder
+from tiny_causal import gpt2_like
 from toy_labels import (
     TASKS,
-    save_toy_answerer,
-    save_toy_classifier,
-    save_toy_decoder,
-    save_toy_encoder,
     toy_rows,
     toy_tokenizer,
     write_jsonl,
     write_toy_rows,
 )
 from toy_questions import toy_questions
-from toy_translation import save_toy_checkpoint
 from vaswani import Classifier, Embedder, TextGenerator
 from vaswani.cli import run
 from vaswani.errors import UserError
@@ -45,67 +39,19 @@ from vaswani.interop import export_folder
 from vaswani.interop.to_onnx import MODEL
 from vaswani.model.compatibility import CACHE_NAME
 
+__all__ = ["exported_toys"]
+
 pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.slow  # an export takes seconds
 
-CAUSAL: dict[str, dict[str, Any]] = {
-    "causal": {},
-    "causal_counting_all": {"position_from_mask": False, "position_embedding": "learned"},
-    "causal_without_positions": {"position_from_mask": False, "position_embedding": "none"},
-}
 SPANISH = [f" {word}" for word in toy_prompting.NUMERALS["Spanish"]]
 PROMPTS = ["the cat sat on", "is that right? yes, no, maybe; it is a very good cat", "maybe", "1 2", "the "]
 
 
-def save_bare_encoder(folder: Path) -> None:
-    AutoModel.from_pretrained(save_toy_encoder(folder)).save_pretrained(folder)
-
-
-def save_bare_decoder(folder: Path) -> None:
-    AutoModel.from_pretrained(save_toy_decoder(folder)).save_pretrained(folder)
-
-
-def save_decoder_classifier(folder: Path) -> None:
-    save_toy_decoder(folder)
-    torch.manual_seed(0)
-    config = AutoConfig.from_pretrained(folder, num_labels=3, pad_token_id=0)
-    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
-
-
-def save_causal(folder: Path, fields: dict[str, Any]) -> None:
-    torch.manual_seed(0)
-    ours(**fields).save_pretrained(folder)
-    gpt2_like(with_bos=True).save_pretrained(folder)
-
-
-SAVED = {
-    **{task: partial(save_toy_classifier, task=task) for task in TASKS},
-    "answerer": save_toy_answerer,
-    "decoder_answerer": partial(save_toy_answerer, decoder=True),
-    "encoder": save_bare_encoder,
-    "decoder": save_bare_decoder,
-    "decoder_classifier": save_decoder_classifier,
-    "masked": save_toy_encoder,
-    "translator": partial(save_toy_checkpoint, separate=False),
-    "prompted": toy_prompting.save_toy_checkpoint,
-    **{name: partial(save_causal, fields=fields) for name, fields in CAUSAL.items()},
-}
-
-
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A function that returns the folder of a model and that of its export."""
-    made: dict[str, tuple[Path, Path]] = {}
-
-    def of(name: str) -> tuple[Path, Path]:
-        if name not in made:
-            folder = tmp_path_factory.mktemp(name)
-            SAVED[name](folder / "model")
-            export_folder(str(folder / "model"), folder / "onnx", "onnx")
-            made[name] = folder / "model", folder / "onnx"
-        return made[name]
-
-    return of
+def folders(exported_toys: ExportedToys) -> ExportedToys:
+    """The folder of a toy and that of its export."""
+    return exported_toys
 
 
 def loaded(of_class: Any, folders: tuple[Path, Path], **options: Any) -> tuple[Any, Any]:
