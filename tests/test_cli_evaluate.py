@@ -154,7 +154,11 @@ def test_labels_are_separated_as_they_are(finetuned: Path, tmp_path: Path, capfd
     status, _, errors = evaluate(capfd, *command)
     assert status == 2
     assert "has the label 'good;bad', which the model does not know" in errors
-    assert record_of(capfd, *command, "--label_separator", ";")["rows"] == 3
+    command += ["--label_separator", ";"]
+    assert record_of(capfd, *command)["rows"] == 3
+    low, high = (record_of(capfd, *command, "--threshold", threshold) for threshold in ("0.001", "0.999"))
+    assert (low["threshold"], high["threshold"]) == (0.001, 0.999)
+    assert low["micro_f1"] > high["micro_f1"] == 0  # all labels, and none
 
 
 def test_a_label_that_the_model_does_not_know_is_named_before_work(

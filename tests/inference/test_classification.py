@@ -79,6 +79,11 @@ def test_several_labels_and_numbers(models: Path) -> None:
             assert prediction.label == list(likely)
             assert prediction.probability == pytest.approx(list(likely.values()), abs=1e-5)
             assert prediction.probabilities.keys() == {"bad", "good"}
+    found = {
+        threshold: Classifier.from_pretrained(models / "multi_label", threshold=threshold)(TEXTS)[0].label
+        for threshold in (0.001, 0.999)
+    }
+    assert found == {0.001: NAMES["multi_label"], 0.999: []}
     classifier = Classifier.from_pretrained(models / "regression")
     first = classifier(TEXTS)[0]
     assert first.label == pytest.approx(float(logits(classifier, TEXTS[0])), abs=1e-5)
@@ -175,6 +180,10 @@ def test_what_predicts_no_labels_is_refused(models: Path, tmp_path: Path) -> Non
         Classifier(several, toy_tokenizer())
     with pytest.raises(UserError, match=r"expected a list of texts, got one text: write \['one'\]"):
         Classifier.from_pretrained(models / "classification")("one")
+    with pytest.raises(UserError, match=r"threshold=0.3 is for models that .* this one is for tagging;"):
+        Classifier.from_pretrained(models / "tagging", threshold=0.3)
+    with pytest.raises(UserError, match="threshold=1 must be above 0 and below 1"):
+        Classifier.from_pretrained(models / "multi_label", threshold=1)
     with pytest.raises(UserError, match=r"got the list .*; lists of words are for taggers"):
         Classifier.from_pretrained(models / "classification")([["one"]])
 

@@ -18,6 +18,7 @@ from vaswani.cli.options import (
     model_option,
     number,
     takes_engine_options,
+    threshold_option,
     trained_field,
 )
 from vaswani.cli.screen import begin_work, progress_of_texts, warn
@@ -67,6 +68,7 @@ def predict(
             at_least=1,
         ),
     ] = None,
+    threshold: Annotated[float | None, threshold_option()] = None,
     max_length: Annotated[
         int | None,
         number(
@@ -96,12 +98,13 @@ def predict(
     of_texts = {"text_field": text_field, "text_pair_field": text_pair_field}
     of_questions = {"question_field": question_field, "context_field": context_field}
     if auto_class_of(read_config(folder)).__name__ == "AutoModelForQuestionAnswering":
-        _check_none(of_texts, "predicts labels", "answers questions")
+        _check_none({**of_texts, "threshold": threshold}, "predicts labels", "answers questions")
         way = _with_answers(input_name, of_questions, folder)
         loading |= {} if top_k is None else {"n_best": top_k}
     else:
         _check_none(of_questions, "answers questions", "does not")
         way = _with_labels(input_name, of_texts, folder)
+        loading["threshold"] = threshold
     with way.opened as texts:
         begin_work()
         with LineWriter(output_name) as writer:
@@ -132,11 +135,11 @@ class _Way(NamedTuple):
     buffered: int  # texts read ahead
 
 
-def _check_none(fields: dict[str, str | None], reader: str, found: str) -> None:
-    """Raise `UserError` for a field that only other models read."""
-    for name, field in fields.items():
-        if field is not None:
-            raise UserError(f"--{name} is for a model that {reader}, and this one {found}; leave it out")
+def _check_none(options: dict[str, Any], does: str, found: str) -> None:
+    """Raise `UserError` for an option that only other models use."""
+    for name, value in options.items():
+        if value is not None:
+            raise UserError(f"--{name} is for a model that {does}, and this one {found}; leave it out")
 
 
 def _with_labels(name: str, fields: dict[str, str | None], folder: Path) -> _Way:

@@ -240,7 +240,8 @@ def _evaluate_labels(asked: Asked) -> Found:
     split, rows = asked.load(load_labelled, LabelledSpec, trained, task=task)
     labels, where = TASKS[task](names_of(asked.config)), f"{split} of {' and '.join(asked.files)}"
     labels.check_known(rows["label"][:], where, "the model does not know; it knows")
-    classifier = asked.opened(Classifier, max_length=asked.max_length)
+    threshold = asked.options["threshold"]
+    classifier = asked.opened(Classifier, max_length=asked.max_length, threshold=threshold)
     with progress_bar(len(rows), " rows") as bar:
         found = evaluate_labels(classifier, rows, bar.update)
     lines = (
@@ -250,7 +251,7 @@ def _evaluate_labels(asked: Asked) -> Found:
         for row, prediction in zip(rows, found.predictions, strict=True)
     )
     record = {"split": split, "task": task, **asked.engine_options, "max_length": classifier.max_length}
-    return found, lines, record
+    return found, lines, record if threshold is None else {**record, "threshold": threshold}
 
 
 def _evaluate_questions(asked: Asked) -> Found:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vaswani.cli.options import TRANSLATOR_DEFAULTS, DatasetConfig, number
+from vaswani.cli.options import TRANSLATOR_DEFAULTS, DatasetConfig, number, threshold_option
 from vaswani.errors import UserError
 
 # The kind of a model by its Auto class, and the name of each kind in messages.
@@ -53,6 +53,7 @@ TAKES = {
         for name in chain.from_iterable(FIELDS.values())
     },
     "null_score_diff_threshold": ("questions",),
+    "threshold": ("labels",),
     "stride": ("causal",),
     **dict.fromkeys((*OF_ENGINES, "output_name", "allow_mismatch"), ("seq2seq", "labels", "questions")),
 }
@@ -151,6 +152,7 @@ def declare(
             "Default: as in training.",
         ),
     ] = None,
+    threshold: Annotated[float | None, threshold_option()] = None,
     documents: Annotated[
         str | None,
         typer.Option(

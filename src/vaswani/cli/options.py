@@ -30,6 +30,16 @@ def number(*names: str, help: str, **bounds: Any) -> Any:
     return typer.Option(*names, help=help, callback=check)
 
 
+def threshold_option() -> Any:
+    """Declare the option `--threshold`."""
+    return number(
+        "--threshold",
+        help="For multi-label classification: predict labels with a probability above this. Default: 0.5.",
+        above=0,
+        below=1,
+    )
+
+
 def seed_of(what: str) -> Any:
     """Declare the option `--seed`."""
     return number("--seed", help=f"Seed of {what}.", at_least=0, at_most=LARGEST_SEED)

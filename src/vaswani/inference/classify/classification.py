@@ -24,6 +24,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from vaswani.bounds import Bounds
 from vaswani.data.labels.labelled_tokens import check_room, encode_texts
 from vaswani.data.text_codec import TextCodec
 from vaswani.errors import RunError, UserError, check_positive
@@ -37,6 +38,8 @@ from vaswani.inference.pretrained import FromPretrained
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+THRESHOLDS = Bounds(above=0, below=1)
+
 Text = str | tuple[str, str] | list[str]  # a text, a pair of texts, or words
 
 
@@ -46,8 +49,8 @@ class Prediction:
 
     Args:
         label: for classification, the most probable label; for multi-label classification, the labels with
-            a probability above 1/2; for regression, the number; for tagging, a tag for each word (None for
-            words beyond the length limit).
+            a probability above the threshold; for regression, the number; for tagging, a tag for each word
+            (None for words beyond the length limit).
         probability: the probability of the label, or of each label or tag; None for regression.
         probabilities: the probabilities of all labels, most probable first; for tagging, those of each word.
             None for regression.
@@ -119,6 +122,8 @@ class Classifier(FromPretrained):
             and tokenizer, or 4,096 if they have none. `from_pretrained` uses the limit of the training
             instead, except for taggers, because every word needs a tag.
         max_tokens_per_batch: maximum tokens of a batch, padding included. A longer text forms its own batch.
+        threshold: for multi-label classification: labels with a probability above this are predicted. None
+            means 1/2.
 
     Attributes:
         task: the task of the model (see `task_of`).
@@ -137,6 +142,7 @@ class Classifier(FromPretrained):
         *,
         max_length: int | None = None,
         max_tokens_per_batch: int = 8192,
+        threshold: float | None = None,
     ):
         check_positive(max_tokens_per_batch=max_tokens_per_batch)
         if max_length is not None:
@@ -146,6 +152,13 @@ class Classifier(FromPretrained):
             raise UserError(f"a {type(model).__name__} predicts no labels; expected {_EXPECTED}")
         if task == "regression" and (count := len(names_of(model.config))) > 1:
             raise UserError(f"the model predicts {count} numbers of a text; expected one")
+        if threshold is not None:
+            THRESHOLDS.check("threshold", threshold)
+            if task != "multi_label":
+                raise UserError(
+                    f"threshold={threshold} is for models that give a text any number of labels "
+                    f"(multi_label), and this one is for {task}; leave it out"
+                )
         self.task = task
         self.model = model.eval()
         self.tokenizer = copy.deepcopy(tokenizer)  # truncation is stored in it
@@ -153,6 +166,7 @@ class Classifier(FromPretrained):
         self.max_length = longest_text(model, tokenizer, max_length)
         check_room(tokenizer, self.max_length, pairs=False)
         self.max_tokens_per_batch = max_tokens_per_batch
+        self.threshold = 0.5 if threshold is None else threshold
         self._special = TextCodec(self.tokenizer).special_ids()
         self._arguments = inspect.signature(model.forward).parameters
 
@@ -259,9 +273,8 @@ class Classifier(FromPretrained):
             return {"label": float(logits[0])}
         if self.task == "multi_label":
             shares = logits.sigmoid()
-            likely = {
-                name: share for name, share in zip(self.names, shares.tolist(), strict=True) if share > 0.5
-            }
+            of_names = zip(self.names, shares.tolist(), strict=True)
+            likely = {name: share for name, share in of_names if share > self.threshold}
             return {
                 "label": list(likely),
                 "probability": list(likely.values()),
