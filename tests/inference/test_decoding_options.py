@@ -349,10 +349,12 @@ def test_an_ensemble_covers_with_the_mean_of_its_members() -> None:
     ids = toy_tokenizer()(SENTENCES[:2], padding=True, return_tensors="pt")
     inputs = ids["input_ids"], ids["attention_mask"]
     sequences = torch.randint(3, 300, (4, 6))
-    expected = sum(cross_attention(member, *inputs, sequences) for member in members) / 2
+    first, second = (cross_attention(member, *inputs, sequences) for member in members)
     found = cross_attention(Ensemble(members), *inputs, sequences)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found, (first + second) / 2)
     torch.testing.assert_close(found.sum(dim=2), torch.ones(4, 5))
+    found = cross_attention(Ensemble(members, weights=[1, 3]), *inputs, sequences)
+    torch.testing.assert_close(found, 0.25 * first + 0.75 * second)
     translator = Translator(Ensemble(members), toy_tokenizer(), coverage_penalty=1.0)
     assert [t.text for t in translator.translate(SENTENCES, n_best=4)] == translator(SENTENCES)
 

@@ -39,7 +39,8 @@ def cross_attention(
     """Return the attention weights over the source tokens with which each target token is predicted.
 
     Args:
-        model: an encoder-decoder in evaluation mode, or an `Ensemble`, whose members' weights are averaged.
+        model: an encoder-decoder in evaluation mode, or an `Ensemble`, whose members' attention is averaged
+            with their weights.
         input_ids: int64 [S, L].
         attention_mask: int64 [S, L], 0 for padding of the source.
         sequences: int64 [S·K, 1 + T]: start token and target; the K targets of a source are adjacent.
@@ -55,8 +56,9 @@ def cross_attention(
         RunError: the model's results are not finite.
     """
     members = members_of(model)
+    shares = model.weights if isinstance(model, Ensemble) else [1.0]
     weights = [_weights(each, input_ids, attention_mask, sequences, layer, heads) for each in members]
-    return torch.stack(weights).mean(dim=0)
+    return torch.stack([share * each for share, each in zip(shares, weights, strict=True)]).sum(dim=0)
 
 
 def check_returns_weights(model: PreTrainedModel, option: str) -> None:

@@ -83,7 +83,8 @@ class Ensemble(PreTrainedModel, GenerationMixin):
     ):
         _check_agreement(models)
         check_averaging(len(models), weights, average)
-        self.weights = None if weights is None else [weight / sum(weights) for weight in weights]
+        weights = weights or [1.0] * len(models)
+        self.weights = [weight / sum(weights) for weight in weights]
         self.average = average
         first = models[0]
         self.widths: list[int] = [model.config.hidden_size for model in models]
@@ -165,12 +166,9 @@ class Ensemble(PreTrainedModel, GenerationMixin):
             for each, padding in zip(logits, self.unwritten, strict=True)
         ]
         if self.average == "probabilities":
-            if self.weights is None:
-                return reduce(torch.logaddexp, log_probs) - math.log(len(log_probs))
             weighted = [each + math.log(weight) for each, weight in zip(log_probs, self.weights, strict=True)]
             return reduce(torch.logaddexp, weighted)
-        weights = self.weights or [1 / len(log_probs)] * len(log_probs)
-        mean: Any = sum(weight * each for each, weight in zip(log_probs, weights, strict=True))
+        mean: Any = sum(weight * each for each, weight in zip(log_probs, self.weights, strict=True))
         return mean.log_softmax(-1)
 
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
