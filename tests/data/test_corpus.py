@@ -299,7 +299,7 @@ class TestReports:
     def test_one_line_for_people(self):
         assert str(RowReport(kept=1200)) == "kept 1,200 of 1,200 rows"
         assert str(RowReport(9, truncated=2, in_training=3, empty=1)) == (
-            "kept 9 of 10 rows, 2 of them cut off, 3 of them also in the training split; left out: 1 empty"
+            "kept 9 of 10 rows, 2 of them cut off; left out: 1 empty; also in the training split: 3"
         )
         assert str(RowReport(1, 2, 3, 4, 5, 6, 7)) == (
             "kept 1 of 28 rows; left out: 2 empty, 3 over-long, 4 not UTF-8, 5 malformed, "

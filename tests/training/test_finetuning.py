@@ -325,11 +325,11 @@ def test_tags_of_long_rows_are_all_scored(toys, options, tmp_path, capsys):
     run(options, max_length=8, model=toys / "any length", output_dir=tmp_path / "any")
     printed = capsys.readouterr().out
     assert "train: kept 31 of 31 rows, " in printed
-    assert "test: kept 31 of 31 rows\n" in printed
+    assert "test: kept 31 of 31 rows; also in the training split: 31\n" in printed
     run(options, max_length=8)
     printed = capsys.readouterr().out
     assert "train: kept 31 of 31 rows, " in printed
-    assert "test: kept 30 of 31 rows; left out: 1 over-long\n" in printed
+    assert "test: kept 30 of 31 rows; left out: 1 over-long; also in the training split: 31\n" in printed
 
 
 # ------------------------------------------------------------------------------------------- again, and again

@@ -77,7 +77,7 @@ def test_a_split_that_is_trained_on_is_told(tiny_run, tmp_path, capsys):
     told = "is also a training file: its scores do not show how the model does on unseen texts"
     printed = capsys.readouterr().out
     assert f"test {told}" in printed
-    assert "test: kept 400 of 400 rows, 400 of them also in the training split" in printed
+    assert "test: kept 400 of 400 rows, of which 2 are used; also in the training split: 400" in printed
     run({**tiny_run, "output_dir": tmp_path / "other"}, max_steps=1, max_test_rows=2, eval_strategy="no")
     assert told not in capsys.readouterr().out
 

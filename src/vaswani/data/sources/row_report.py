@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass, fields
 class RowReport:
     """Counts of the rows of one split that have been read so far.
 
-    `kept` rows are used; some of them may be `truncated`, or be training rows, too (`in_training`, of other
-    splits than the training split). A row is left out if a side has only white space
+    `kept` rows are used; some of them may be `truncated`. A row is left out if a side has only white space
     (`empty`), too many tokens (`over_long`), bytes that are not UTF-8 (`not_utf8`) or no text at all
     (`missing_source`, `missing_target`, or `missing_text` in a corpus of plain texts), if it does not state
     its label or its answers (`missing_label`, `missing_answers`), or if it does not parse (`malformed`).
+    `in_training` counts rows of another split, before those with too many tokens are left out, that are also
+    training rows.
     """
 
     kept: int = 0
@@ -60,6 +61,10 @@ class RowReport:
         return "answers" if self.missing_answers else None
 
     def __str__(self) -> str:
+        return self.in_words()
+
+    def in_words(self, used: str = "") -> str:
+        """Return the counts in words; `used` says how the kept rows are used."""
         sources, targets = self.rows - self.missing_source, self.rows - self.missing_target
         counts = {
             "empty": self.empty,
@@ -73,7 +78,6 @@ class RowReport:
         }
         problems = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
         cut = f", {self.truncated:,} of them cut off" if self.truncated else ""
-        seen = f", {self.in_training:,} of them also in the training split" if self.in_training else ""
-        return f"kept {self.kept:,} of {self.rows:,} rows{cut}{seen}" + (
-            f"; left out: {problems}" if problems else ""
-        )
+        left_out = f"; left out: {problems}" if problems else ""
+        seen = f"; also in the training split: {self.in_training:,}" if self.in_training else ""
+        return f"kept {self.kept:,} of {self.rows:,} rows{cut}{used}{left_out}{seen}"

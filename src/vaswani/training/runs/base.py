@@ -288,9 +288,8 @@ class BaseRun(ABC):
         for name, rows in splits.items():
             kept = corpus.reports[name]
             streamed = isinstance(rows, IterableDataset)
-            counts[name] = (
-                "streamed" if streamed else f"{kept}{self.describe_used_rows(name, rows, kept.kept)}"
-            )
+            used = "" if streamed else self.describe_used_rows(name, rows, kept.kept)
+            counts[name] = "streamed" if streamed else kept.in_words(used)
         return counts
 
     def labels(self) -> Sequence[str]:
