@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,27 +17,31 @@ _ROWS_AT_ONCE = 100_000
 def count_shared_rows(rows: Dataset, training_rows: Dataset) -> int:
     """Return how many rows of a split equal a training row in all columns.
 
-    The training rows are read in batches, so the memory is that of the split.
+    Rows are read in batches and compared by their hashes, so the memory is some 100 bytes for each row of the
+    split.
     """
     if not len(rows):
         return 0
-    split = rows.with_format("arrow")[:]
-    counts = Counter(_rows_of(split))
-    shared: set[str] = set()
-    for batch in training_rows.with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
-        shared.update(row for row in _rows_of(_candidates(batch, split)) if row in counts)
+    counts = Counter(chain.from_iterable(map(_hashes, _batches(rows))))
+    first_column = rows.with_format("arrow")[:].column(0)
+    shared: set[int] = set()
+    for batch in _batches(training_rows):
+        shared.update(row for row in _hashes(_candidates(batch, first_column)) if row in counts)
     return sum(counts[row] for row in shared)
 
 
-def _candidates(batch: pa.Table, split: pa.Table) -> pa.Table:
-    """Return the rows of a batch whose first column is in a split; all rows if the column is nested."""
-    values = split.column(0)
+def _batches(rows: Dataset) -> Iterator[pa.Table]:
+    return rows.with_format("arrow").iter(batch_size=_ROWS_AT_ONCE)
+
+
+def _candidates(batch: pa.Table, values: pa.ChunkedArray) -> pa.Table:
+    """Return the rows of a batch whose first column has one of the values; all rows if it is nested."""
     if pa.types.is_nested(values.type):
         return batch
-    return batch.filter(pc.is_in(batch.column(0), value_set=values.combine_chunks()))
+    return batch.filter(pc.is_in(batch.column(0), value_set=values))
 
 
-def _rows_of(table: pa.Table) -> Iterator[str]:
-    """Return each row as a text, its columns in the order of their names."""
+def _hashes(table: pa.Table) -> Iterator[int]:
+    """Return the hash of each row, whatever the order of its columns."""
     for row in table.to_pylist():
-        yield json.dumps(row, sort_keys=True, default=str)
+        yield hash(json.dumps(row, sort_keys=True, default=str))
