@@ -264,14 +264,19 @@ def reviews_of(args: argparse.Namespace, split: str) -> list[tuple[str, str]]:
     return list(zip(rows["label"][:], rows["text"][:], strict=True))
 
 
+def is_whole(folder: Path, last_file: str) -> bool:
+    """Whether `whole_folder` has written a folder; a process that was killed leaves it without this file."""
+    return (folder / last_file).is_file()
+
+
 def write_documents(args: argparse.Namespace, length: int) -> None:
     """Write the tokenizer and the documents of a length, unless they are there."""
-    if not (args.output / DATA / "tokenizer").exists():
+    if not is_whole(args.output / DATA / "tokenizer", "tokenizer_config.json"):
         with whole_folder(args.output / DATA / "tokenizer", "the tokenizer") as folder:
             texts = [text for _, text in reviews_of(args, "train")[: 10 * TEXTS_OF_VOCABULARY]]
             texts += articles_of(args, "train")[:TEXTS_OF_VOCABULARY]
             train_tokenizer(texts, VOCAB_SIZE, purpose="masked").save_pretrained(folder)
-    if (args.output / DATA / f"{length}").exists():
+    if is_whole(args.output / DATA / f"{length}", "validation.jsonl"):
         return
     tokenizer = AutoTokenizer.from_pretrained(args.output / DATA / "tokenizer")
     rows = dict(zip(SPLITS, (args.rows, args.test_rows // 4, args.test_rows), strict=True))
@@ -368,7 +373,7 @@ def train_and_measure(args: argparse.Namespace, row: Row) -> None:
     tokenizer = AutoTokenizer.from_pretrained(args.output / DATA / "tokenizer")
     model = AutoModelForSequenceClassification.from_config(shape_of(row, args.layers, len(tokenizer)))
     shape = args.output / SHAPES / row.folder(args.output).relative_to(args.output / RUNS)
-    if not shape.exists():
+    if not is_whole(shape, "config.json"):
         with whole_folder(shape, "the classifier") as folder:
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)

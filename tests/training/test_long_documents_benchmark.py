@@ -173,6 +173,8 @@ def test_rows_are_resumable(benchmark, args, forking_python: ForkingPython, tmp_
     command = [BENCHMARKS / "long_documents.py", "--quick", "--json", "--seeds", 1, "--lengths", 256]
     command += ["--articles", args.articles, "--reviews", args.reviews, "--output", tmp_path / "out"]
     command += ["--picture", tmp_path / "long.png"]
+    for unfinished in ("data/tokenizer", "data/256", "shapes/256/dense-0"):  # of a process that was killed
+        (tmp_path / "out" / unfinished).mkdir(parents=True)
     first = forking_python.run([*command, "--patterns", "dense"], tmp_path)
     assert first.returncode == 0, first.stderr
     done = forking_python.run([*command, "--patterns", "dense", "window"], tmp_path)
