@@ -1,4 +1,7 @@
-"""Toys of each kind and their exports to ONNX, which all tests share, because an export takes seconds."""
+"""Toys of each kind and their exports to ONNX, which all tests share, because an export takes seconds.
+
+A file of tests imports the fixtures that it uses: `saved_toys`, or both.
+"""
 
 import os
 from collections.abc import Callable
@@ -59,24 +62,37 @@ SAVED: dict[str, Callable[[Path], Any]] = {
     "prompted": toy_prompting.save_toy_checkpoint,
     **{name: partial(save_causal, fields=fields) for name, fields in CAUSAL.items()},
 }
+SavedToys = Callable[[str], Path]
 ExportedToys = Callable[[str], tuple[Path, Path]]
 
 
 @pytest.fixture(scope="session")
-def exported_toys(tmp_path_factory: pytest.TempPathFactory) -> ExportedToys:
-    """A function from a name of `SAVED` to the folders of the toy and its export, which are not changed."""
+def saved_toys(tmp_path_factory: pytest.TempPathFactory) -> SavedToys:
+    """A function from a name of `SAVED` to the toy's folder, which is not changed."""
     base = tmp_path_factory.getbasetemp()
-    all_toys = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "exported_toys"
-    all_toys.mkdir(exist_ok=True)
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "toys"
+    folder.mkdir(exist_ok=True)
+    return lambda name: made_once(folder / name, SAVED[name])
+
+
+@pytest.fixture(scope="session")
+def exported_toys(saved_toys: SavedToys) -> ExportedToys:
+    """A function from a name of `SAVED` to the folders of the toy and its export, which are not changed."""
 
     def of(name: str) -> tuple[Path, Path]:
-        folder = all_toys / name
-        with FileLock(f"{folder}.lock"):
-            if not folder.exists():
-                unfinished = tmp_path_factory.mktemp(name)
-                SAVED[name](unfinished / "model")
-                export_folder(str(unfinished / "model"), unfinished / "onnx", "onnx")
-                unfinished.rename(folder)
-        return folder / "model", folder / "onnx"
+        toy = saved_toys(name)
+        return toy, made_once(
+            toy.with_suffix(".onnx"), lambda folder: export_folder(str(toy), folder, "onnx")
+        )
 
     return of
+
+
+def made_once(folder: Path, make: Callable[[Path], Any]) -> Path:
+    """A folder that the first of all processes makes."""
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            unfinished = folder.with_suffix(".unfinished")
+            make(unfinished)
+            unfinished.rename(folder)
+    return folder

@@ -9,16 +9,15 @@ import torch
 import yaml
 
 import toy_prompting
-from exported_toys import ExportedToys, exported_toys
+from exported_toys import ExportedToys, SavedToys, exported_toys, saved_toys
 from toy_labels import write_jsonl, write_toy_rows
 from toy_questions import toy_questions
 from toy_translation import toy_rows
 from vaswani.cli import run
 from vaswani.kernels import int8_linear
 
-__all__ = ["exported_toys"]
+__all__ = ["exported_toys", "saved_toys"]
 
-pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.slow  # an export takes seconds
 
 TEXTS = ["the great film", "", "ann was in rome and the film was awful"]
@@ -74,6 +73,7 @@ def written(folder: Path, case: str, model: Path, *flags: str) -> tuple[list[flo
 
 @pytest.mark.parametrize("case", COMMANDS)
 def test_onnx_writes_what_torch_writes(case: str, folder: Path, exported_toys: ExportedToys) -> None:
+    pytest.importorskip("onnxruntime")
     model, exported = exported_toys(COMMANDS[case][0])
     expected = written(folder, case, model, "--device", "cpu")
     found = written(folder, case, exported, "--engine", "onnx")
@@ -84,10 +84,10 @@ def test_onnx_writes_what_torch_writes(case: str, folder: Path, exported_toys: E
 @pytest.mark.skipif(int8_linear.unavailable() is not None, reason="no VNNI instructions here")
 @pytest.mark.parametrize("case", COMMANDS)
 def test_int8_moves_the_numbers_a_little(
-    case: str, folder: Path, exported_toys: ExportedToys, monkeypatch: pytest.MonkeyPatch
+    case: str, folder: Path, saved_toys: SavedToys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(int8_linear, "MIN_WEIGHTS", 0)
-    model, _ = exported_toys(COMMANDS[case][0])
+    model = saved_toys(COMMANDS[case][0])
     expected, found = (
         torch.tensor(written(folder, case, model, "--device", "cpu", *flags)[0])
         for flags in ([], ["--quantization", "int8"])

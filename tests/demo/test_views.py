@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from exported_toys import ExportedToys, exported_toys
+from exported_toys import ExportedToys, exported_toys, saved_toys
 from toy_labels import save_toy_answerer, save_toy_classifier, save_toy_decoder, save_toy_encoder
 from toy_translation import SHAPE, save_toy_checkpoint, toy_model, toy_sources, toy_tokenizer
 from vaswani import QuestionAnswerer, Translator, VaswaniConfig, VaswaniForConditionalGeneration
@@ -22,7 +22,7 @@ from vaswani.demo.view import MOST_CHARACTERS, View
 from vaswani.errors import RunError
 from vaswani.interop import export_folder
 
-__all__ = ["exported_toys"]
+__all__ = ["exported_toys", "saved_toys"]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from exported_toys import ExportedToys, exported_toys
+from exported_toys import ExportedToys, exported_toys, saved_toys
 from toy_translation import save_toy_checkpoint, toy_model, toy_sources, toy_tokenizer, toy_tokenizers
 from vaswani import Translator
 from vaswani.cli import run
@@ -21,7 +21,7 @@ from vaswani.inference.onnx.loading import load_onnx
 from vaswani.interop.to_onnx import DECODER, DECODER_WITH_PAST, ENCODER
 from vaswani.model.compatibility import CACHE_NAME
 
-__all__ = ["exported_toys"]
+__all__ = ["exported_toys", "saved_toys"]
 
 pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.slow  # an export takes twenty seconds

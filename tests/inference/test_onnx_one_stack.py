@@ -17,7 +17,7 @@ from transformers import (
 )
 
 import toy_prompting
-from exported_toys import CAUSAL, ExportedToys, exported_toys, save_bare_encoder
+from exported_toys import CAUSAL, exported_toys, save_bare_encoder, saved_toys
 from tiny_causal import gpt2_like
 from toy_labels import (
     TASKS,
@@ -39,19 +39,13 @@ from vaswani.interop import export_folder
 from vaswani.interop.to_onnx import MODEL
 from vaswani.model.compatibility import CACHE_NAME
 
-__all__ = ["exported_toys"]
+__all__ = ["exported_toys", "saved_toys"]
 
 pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.slow  # an export takes seconds
 
 SPANISH = [f" {word}" for word in toy_prompting.NUMERALS["Spanish"]]
 PROMPTS = ["the cat sat on", "is that right? yes, no, maybe; it is a very good cat", "maybe", "1 2", "the "]
-
-
-@pytest.fixture(scope="module")
-def folders(exported_toys: ExportedToys) -> ExportedToys:
-    """The folder of a toy and that of its export."""
-    return exported_toys
 
 
 def loaded(of_class: Any, folders: tuple[Path, Path], **options: Any) -> tuple[Any, Any]:
@@ -72,29 +66,31 @@ def near(expected: Any) -> Any:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_labels_and_their_probabilities(task, folders):
+def test_labels_and_their_probabilities(task, exported_toys):
     texts = [row["text"] for row in toy_rows(task, 20, seed=5)]
     texts = texts if task == "tagging" else [*texts, "", ("the film was great", "bob was in oslo")]
-    expected, found = (each(texts) for each in loaded(Classifier, folders(task), max_tokens_per_batch=60))
+    expected, found = (
+        each(texts) for each in loaded(Classifier, exported_toys(task), max_tokens_per_batch=60)
+    )
     for by_torch, by_onnx in zip(expected, found, strict=True):
         assert vars(by_onnx) == near(vars(by_torch))
     assert len({str(prediction) for prediction in found}) > 9
 
 
 @pytest.mark.parametrize("name", ["answerer", "decoder_answerer"])
-def test_answers_to_questions(name, folders):
+def test_answers_to_questions(name, exported_toys):
     pairs = [(row["question"], row["context"]) for row in toy_questions(9, seed=3, words=40)]
-    expected, found = (list(each.answer(pairs)) for each in loaded(QuestionAnswerer, folders(name)))
+    expected, found = (list(each.answer(pairs)) for each in loaded(QuestionAnswerer, exported_toys(name)))
     for by_torch, by_onnx in zip(expected, found, strict=True):
         assert by_onnx.text == by_torch.text
         assert by_onnx.null_odds == pytest.approx(by_torch.null_odds, abs=1e-3)
 
 
 @pytest.mark.parametrize("name", ["encoder", "decoder", "translator"])
-def test_vectors(name, folders):
+def test_vectors(name, exported_toys):
     texts = ["the great film", "", "ann was in rome and the film was awful"]
     for pooling in ("mean", "cls"):
-        by_torch, by_onnx = loaded(Embedder, folders(name), pooling=pooling, max_tokens_per_batch=30)
+        by_torch, by_onnx = loaded(Embedder, exported_toys(name), pooling=pooling, max_tokens_per_batch=30)
         torch.testing.assert_close(by_onnx.embed(texts), by_torch.embed(texts), atol=1e-4, rtol=0)
     for expected, found in zip(by_torch.embed_words(texts), by_onnx.embed_words(texts), strict=True):
         torch.testing.assert_close(found.vectors, expected.vectors, atol=1e-4, rtol=0)
@@ -122,8 +118,8 @@ def test_the_pooling_of_sentence_transformers_is_kept(tmp_path):
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "top_k": 20, "stop": ["a"]}], ids=str)
 @pytest.mark.parametrize("name", CAUSAL)
-def test_continuations_and_their_scores(name, options, folders):
-    by_torch, by_onnx = loaded(TextGenerator, folders(name), max_new_tokens=12, **options)
+def test_continuations_and_their_scores(name, options, exported_toys):
+    by_torch, by_onnx = loaded(TextGenerator, exported_toys(name), max_new_tokens=12, **options)
     samples = 2 if options else 1
     expected = list(by_torch.generate(PROMPTS, num_samples=samples))
     found = list(by_onnx.generate(PROMPTS, num_samples=samples))
@@ -136,36 +132,38 @@ def test_continuations_and_their_scores(name, options, folders):
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"num_beams": 2, "use_cache": False}], ids=str)
 @pytest.mark.parametrize("name", CAUSAL)
-def test_generate_takes_padding_on_the_left(name, options, folders):
-    tokenizer = AutoTokenizer.from_pretrained(folders(name)[0], pad_token="<pad>")
+def test_generate_takes_padding_on_the_left(name, options, exported_toys):
+    tokenizer = AutoTokenizer.from_pretrained(exported_toys(name)[0], pad_token="<pad>")
     inputs = tokenizer(
         PROMPTS, padding=True, padding_side="left", return_tensors="pt", return_token_type_ids=False
     )
-    reference = AutoModelForCausalLM.from_pretrained(folders(name)[0]).eval()
-    model = load_onnx(folders(name)[1], threads=1)
+    reference = AutoModelForCausalLM.from_pretrained(exported_toys(name)[0]).eval()
+    model = load_onnx(exported_toys(name)[1], threads=1)
     assert isinstance(model, OnnxCausalModel)
     expected = reference.generate(**inputs, max_new_tokens=10, **options)
     assert torch.equal(model.generate(**inputs, max_new_tokens=10, **options), expected)
 
 
-def test_positions_that_the_file_does_not_count_are_refused(folders):
+def test_positions_that_the_file_does_not_count_are_refused(exported_toys):
     ids, positions = torch.tensor([[5, 6, 7]]), torch.tensor([[0, 1, 2]])
-    counts_shown, counts_all = (load_onnx(folders(name)[1]) for name in ("causal", "causal_counting_all"))
+    counts_shown, counts_all = (
+        load_onnx(exported_toys(name)[1]) for name in ("causal", "causal_counting_all")
+    )
     assert torch.equal(
         counts_shown(ids, position_ids=positions).logits, counts_shown(ids, position_ids=None).logits
     )
     with pytest.raises(ValueError, match="position_ids have other positions; leave them out"):
         counts_shown(ids, position_ids=positions + 1)
     moved = counts_all(ids, position_ids=positions + 1).logits
-    reference = AutoModelForCausalLM.from_pretrained(folders("causal_counting_all")[0])
+    reference = AutoModelForCausalLM.from_pretrained(exported_toys("causal_counting_all")[0])
     torch.testing.assert_close(moved, reference(ids, position_ids=positions + 1).logits, atol=1e-4, rtol=0)
     assert not torch.equal(moved, counts_all(ids).logits)
 
 
-def test_the_cache_of_another_model_is_refused(folders):
-    model = load_onnx(folders("causal")[1])
+def test_the_cache_of_another_model_is_refused(exported_toys):
+    model = load_onnx(exported_toys("causal")[1])
     ids = torch.tensor([[5, 6, 7]])
-    reference = AutoModelForCausalLM.from_pretrained(folders("causal")[0])
+    reference = AutoModelForCausalLM.from_pretrained(exported_toys("causal")[0])
     cache = reference(ids, use_cache=True).past_key_values
     with pytest.raises(ValueError, match="past_key_values is a DynamicCache of another model"):
         model(ids, torch.ones(1, 6), past_key_values=cache)
@@ -197,32 +195,32 @@ WRONG_INPUTS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("name", "given", "message"), WRONG_INPUTS.values(), ids=WRONG_INPUTS)
-def test_inputs_with_which_a_file_computes_something_else_are_refused(name, given, message, folders):
-    model = load_onnx(folders(name)[1])
+def test_inputs_with_which_a_file_computes_something_else_are_refused(name, given, message, exported_toys):
+    model = load_onnx(exported_toys(name)[1])
     inputs = {"input_ids": torch.tensor([[5, 6, 7], [8, 9, 5]])}
     assert isfinite(float(model(**inputs)[0].sum()))
     with pytest.raises((ValueError, TypeError), match=message):
         model(**inputs | given)
 
 
-def test_inputs_of_other_integers_and_positions_for_all_rows_are_taken(folders):
-    model, ids = load_onnx(folders("causal_counting_all")[1]), torch.tensor([[5, 6, 7], [8, 9, 5]])
+def test_inputs_of_other_integers_and_positions_for_all_rows_are_taken(exported_toys):
+    model, ids = load_onnx(exported_toys("causal_counting_all")[1]), torch.tensor([[5, 6, 7], [8, 9, 5]])
     expected = model(ids, position_ids=torch.tensor([[2, 3, 4], [2, 3, 4]])).logits
     assert torch.equal(model(ids.int(), position_ids=torch.tensor([[2, 3, 4]])).logits, expected)
 
 
-def test_a_decoder_that_classifies_finds_the_padding_as_pytorch_does(folders):
+def test_a_decoder_that_classifies_finds_the_padding_as_pytorch_does(exported_toys):
     rows = torch.tensor([[5, 6, 7], [8, 9, 0]])
-    reference = AutoModelForSequenceClassification.from_pretrained(folders("decoder_classifier")[0])
-    model = load_onnx(folders("decoder_classifier")[1])
+    reference = AutoModelForSequenceClassification.from_pretrained(exported_toys("decoder_classifier")[0])
+    model = load_onnx(exported_toys("decoder_classifier")[1])
     assert reference.config.pad_token_id == 0
     expected = reference(rows).logits
     torch.testing.assert_close(model(rows).logits, expected, atol=1e-4, rtol=0)
     assert not torch.allclose(model(rows, torch.ones(2, 3)).logits[1], expected[1], atol=1e-3)
 
 
-def test_an_exported_model_stays_as_it_is(folders, tmp_path):
-    model = load_onnx(folders("encoder")[1])
+def test_an_exported_model_stays_as_it_is(exported_toys, tmp_path):
+    model = load_onnx(exported_toys("encoder")[1])
     assert model.to("cpu") is model.to(torch.float32) is model.eval().float() is model
     with pytest.raises(ValueError, match="copy the folder that it was loaded from"):
         model.save_pretrained(tmp_path)
@@ -242,9 +240,9 @@ def test_an_exported_model_stays_as_it_is(folders, tmp_path):
     ],
     ids=["stop_strings", "prompt_lookup", "num_return_sequences", "assistant"],
 )
-def test_generate_has_its_other_ways(options, folders):
-    reference = AutoModelForCausalLM.from_pretrained(folders("causal")[0]).eval()
-    model, ids = load_onnx(folders("causal")[1]), torch.tensor([[5, 6, 7, 5, 6]])
+def test_generate_has_its_other_ways(options, exported_toys):
+    reference = AutoModelForCausalLM.from_pretrained(exported_toys("causal")[0]).eval()
+    model, ids = load_onnx(exported_toys("causal")[1]), torch.tensor([[5, 6, 7, 5, 6]])
     both = []
     for each in (reference, model):
         given = {"assistant_model": each} if options == {"assistant": True} else options
@@ -252,9 +250,9 @@ def test_generate_has_its_other_ways(options, folders):
     assert torch.equal(*both)
 
 
-def test_a_text_goes_on_from_its_cache(folders):
+def test_a_text_goes_on_from_its_cache(exported_toys):
     for name in CAUSAL:
-        model, ids = load_onnx(folders(name)[1]), torch.tensor([[5, 6, 7, 9]])
+        model, ids = load_onnx(exported_toys(name)[1]), torch.tensor([[5, 6, 7, 9]])
         whole = model.generate(ids, max_new_tokens=8)
         cache = model(ids[:, :3], use_cache=True)[CACHE_NAME]
         assert torch.equal(model.generate(ids, max_new_tokens=8, past_key_values=cache), whole)
@@ -273,12 +271,12 @@ SETTINGS: dict[str, tuple[dict[str, Any], str | None]] = {
 
 
 @pytest.mark.parametrize(("settings", "message"), SETTINGS.values(), ids=SETTINGS)
-def test_the_settings_of_generation_are_checked(settings, message, folders, tmp_path):
-    folder = shutil.copytree(folders("causal")[1], tmp_path / "copy")
+def test_the_settings_of_generation_are_checked(settings, message, exported_toys, tmp_path):
+    folder = shutil.copytree(exported_toys("causal")[1], tmp_path / "copy")
     path = folder / "generation_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
     if message is None:
-        expected = load_onnx(folders("causal")[1]).generate(torch.tensor([[5, 6]]), max_new_tokens=8)
+        expected = load_onnx(exported_toys("causal")[1]).generate(torch.tensor([[5, 6]]), max_new_tokens=8)
         assert torch.equal(load_onnx(folder).generate(torch.tensor([[5, 6]]), max_new_tokens=8), expected)
     else:
         with pytest.raises(UserError, match=message):
@@ -297,15 +295,15 @@ def test_the_settings_of_generation_are_checked(settings, message, folders, tmp_
         ("causal", "decoder_classifier"),
     ],
 )
-def test_the_file_of_another_model_is_refused(name, other, folders, tmp_path):
-    folder = shutil.copytree(folders(name)[1], tmp_path / "copy")
-    shutil.copyfile(folders(other)[1] / MODEL, folder / MODEL)
+def test_the_file_of_another_model_is_refused(name, other, exported_toys, tmp_path):
+    folder = shutil.copytree(exported_toys(name)[1], tmp_path / "copy")
+    shutil.copyfile(exported_toys(other)[1] / MODEL, folder / MODEL)
     with pytest.raises(UserError, match=r"model.onnx is not the model that config.json beside it describes"):
         load_onnx(folder)
 
 
-def test_token_types_are_zeros_unless_they_are_given(folders):
-    model = load_onnx(folders("classification")[1])
+def test_token_types_are_zeros_unless_they_are_given(exported_toys):
+    model = load_onnx(exported_toys("classification")[1])
     assert isinstance(model, OnnxModel)
     ids = toy_tokenizer()("the great film", return_tensors="pt").input_ids
     types = torch.zeros_like(ids)
@@ -340,20 +338,20 @@ REFUSED: dict[str, tuple[Any, str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("of_class", "name", "options", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_run_is_refused(of_class, name, options, message, folders):
+def test_what_cannot_be_run_is_refused(of_class, name, options, message, exported_toys):
     with pytest.raises(UserError, match=message):
-        of_class.from_pretrained(folders(name)[1], **{"engine": "onnx", **options})
+        of_class.from_pretrained(exported_toys(name)[1], **{"engine": "onnx", **options})
 
 
-def test_without_the_engine_the_folder_names_it(folders):
+def test_without_the_engine_the_folder_names_it(exported_toys):
     with pytest.raises(UserError, match="holds a model in ONNX, which runs with engine=onnx"):
-        Classifier.from_pretrained(folders("classification")[1])
+        Classifier.from_pretrained(exported_toys("classification")[1])
 
 
-def test_an_evaluation_scores_the_export(folders, tmp_path, capfd):
+def test_an_evaluation_scores_the_export(exported_toys, tmp_path, capfd):
     data = write_toy_rows(tmp_path / "data", "classification")
     found = []
-    for engine, folder in zip(("torch", "onnx"), folders("classification"), strict=True):
+    for engine, folder in zip(("torch", "onnx"), exported_toys("classification"), strict=True):
         assert (
             run(["evaluate", "--model", str(folder), "--data", str(data), "--engine", engine, "--json"]) == 0
         )
@@ -361,7 +359,7 @@ def test_an_evaluation_scores_the_export(folders, tmp_path, capfd):
     assert found[1]["accuracy"] == found[0]["accuracy"]
     assert [record["engine"] for record in found] == ["torch", "onnx"]
     table = write_jsonl(tmp_path / "texts.jsonl", [{"text": "the cat"}])
-    arguments = ["--model", str(folders("causal")[1]), "--data", str(table), "--engine", "onnx"]
+    arguments = ["--model", str(exported_toys("causal")[1]), "--data", str(table), "--engine", "onnx"]
     assert run(["evaluate", *arguments]) == 2
     assert (
         "--engine is for an encoder-decoder or a classifier or tagger or a question" in capfd.readouterr().err
@@ -369,16 +367,18 @@ def test_an_evaluation_scores_the_export(folders, tmp_path, capfd):
 
 
 @pytest.mark.parametrize("options", [{}, {"choices": SPANISH}], ids=["written", "chosen"])
-def test_tasks_are_answered(options, folders):
+def test_tasks_are_answered(options, exported_toys):
     task = toy_prompting.numeral_task(**options)
-    expected, found = (each.answer(task, shots=2) for each in loaded(Prompter, folders("prompted")))
+    expected, found = (each.answer(task, shots=2) for each in loaded(Prompter, exported_toys("prompted")))
     assert [answer.given for answer in found.answers] == [answer.given for answer in expected.answers]
     assert found.accuracy == expected.accuracy > 0.5
 
 
-def test_the_options_of_generation_reach_the_search(folders):
+def test_the_options_of_generation_reach_the_search(exported_toys):
     plain, penalized = (
-        TextGenerator.from_pretrained(folders("causal")[1], engine="onnx", repetition_penalty=value)(PROMPTS)
+        TextGenerator.from_pretrained(exported_toys("causal")[1], engine="onnx", repetition_penalty=value)(
+            PROMPTS
+        )
         for value in (None, 2.0)
     )
     assert plain != penalized

@@ -15,10 +15,10 @@ from vaswani.cli.options import (
     InputName,
     OutputName,
     PaddedTokensPerBatch,
+    Threshold,
     model_option,
     number,
     takes_engine_options,
-    threshold_option,
     trained_field,
 )
 from vaswani.cli.screen import begin_work, progress_of_texts, warn
@@ -68,7 +68,7 @@ def predict(
             at_least=1,
         ),
     ] = None,
-    threshold: Annotated[float | None, threshold_option()] = None,
+    threshold: Threshold = None,
     max_length: Annotated[
         int | None,
         number(

@@ -241,7 +241,8 @@ def _evaluate_labels(asked: Asked) -> Found:
     labels, where = TASKS[task](names_of(asked.config)), f"{split} of {' and '.join(asked.files)}"
     labels.check_known(rows["label"][:], where, "the model does not know; it knows")
     threshold = asked.options["threshold"]
-    classifier = asked.opened(Classifier, max_length=asked.max_length, threshold=threshold)
+    given = {} if threshold is None else {"threshold": threshold}
+    classifier = asked.opened(Classifier, max_length=asked.max_length, **given)
     with progress_bar(len(rows), " rows") as bar:
         found = evaluate_labels(classifier, rows, bar.update)
     lines = (
@@ -250,8 +251,8 @@ def _evaluate_labels(asked: Asked) -> Found:
         )
         for row, prediction in zip(rows, found.predictions, strict=True)
     )
-    record = {"split": split, "task": task, **asked.engine_options, "max_length": classifier.max_length}
-    return found, lines, record if threshold is None else {**record, "threshold": threshold}
+    search = {"max_length": classifier.max_length, **given}
+    return found, lines, {"split": split, "task": task, **asked.engine_options, **search}
 
 
 def _evaluate_questions(asked: Asked) -> Found:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vaswani.cli.options import TRANSLATOR_DEFAULTS, DatasetConfig, number, threshold_option
+from vaswani.cli.options import TRANSLATOR_DEFAULTS, DatasetConfig, Threshold, number
 from vaswani.errors import UserError
 
 # The kind of a model by its Auto class, and the name of each kind in messages.
@@ -152,7 +152,7 @@ def declare(
             "Default: as in training.",
         ),
     ] = None,
-    threshold: Annotated[float | None, threshold_option()] = None,
+    threshold: Threshold = None,
     documents: Annotated[
         str | None,
         typer.Option(

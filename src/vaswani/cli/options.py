@@ -30,16 +30,6 @@ def number(*names: str, help: str, **bounds: Any) -> Any:
     return typer.Option(*names, help=help, callback=check)
 
 
-def threshold_option() -> Any:
-    """Declare the option `--threshold`."""
-    return number(
-        "--threshold",
-        help="For multi-label classification: predict labels with a probability above this. Default: 0.5.",
-        above=0,
-        below=1,
-    )
-
-
 def seed_of(what: str) -> Any:
     """Declare the option `--seed`."""
     return number("--seed", help=f"Seed of {what}.", at_least=0, at_most=LARGEST_SEED)
@@ -279,6 +269,15 @@ Engine = Annotated[
         "--engine",
         metavar="torch|ctranslate2|onnx",
         help="Engine that runs the model: torch, or the engine that `vaswani export` wrote the folder for.",
+    ),
+]
+Threshold = Annotated[
+    float | None,
+    number(
+        "--threshold",
+        help="For multi-label classification: predict labels with a probability above this. Default: 0.5.",
+        above=0,
+        below=1,
     ),
 ]
 OnnxEngine = Annotated[

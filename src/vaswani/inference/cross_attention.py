@@ -55,10 +55,10 @@ def cross_attention(
         UserError: the model returns no weights, or has no such layer or head.
         RunError: the model's results are not finite.
     """
-    members = members_of(model)
-    shares = model.weights if isinstance(model, Ensemble) else [1.0]
-    weights = [_weights(each, input_ids, attention_mask, sequences, layer, heads) for each in members]
-    return torch.stack([share * each for share, each in zip(shares, weights, strict=True)]).sum(dim=0)
+    weights = [
+        _weights(each, input_ids, attention_mask, sequences, layer, heads) for each in members_of(model)
+    ]
+    return model.mean(weights) if isinstance(model, Ensemble) else weights[0]
 
 
 def check_returns_weights(model: PreTrainedModel, option: str) -> None:

@@ -70,10 +70,9 @@ class Corpus:
 
     def count_rows_in_training(self) -> None:
         """Count, in `reports`, the rows of other splits that are also training rows; none of streams."""
-        splits = dict(self.splits)
-        training = splits.pop("train", None)
-        for split, rows in splits.items():
-            if isinstance(rows, Dataset) and isinstance(training, Dataset):
+        training = self.splits.get("train")
+        for split, rows in self.splits.items():
+            if split != "train" and isinstance(rows, Dataset) and isinstance(training, Dataset):
                 self.reports[split].in_training = count_shared_rows(rows, training)
 
     @property

@@ -38,8 +38,6 @@ from vaswani.inference.pretrained import FromPretrained
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-THRESHOLDS = Bounds(above=0, below=1)
-
 Text = str | tuple[str, str] | list[str]  # a text, a pair of texts, or words
 
 
@@ -153,7 +151,7 @@ class Classifier(FromPretrained):
         if task == "regression" and (count := len(names_of(model.config))) > 1:
             raise UserError(f"the model predicts {count} numbers of a text; expected one")
         if threshold is not None:
-            THRESHOLDS.check("threshold", threshold)
+            Bounds(above=0, below=1).check("threshold", threshold)
             if task != "multi_label":
                 raise UserError(
                     f"threshold={threshold} is for models that give a text any number of labels "

@@ -83,8 +83,7 @@ class Ensemble(PreTrainedModel, GenerationMixin):
     ):
         _check_agreement(models)
         check_averaging(len(models), weights, average)
-        weights = weights or [1.0] * len(models)
-        self.weights = [weight / sum(weights) for weight in weights]
+        self.weights = None if weights is None else [weight / sum(weights) for weight in weights]
         self.average = average
         first = models[0]
         self.widths: list[int] = [model.config.hidden_size for model in models]
@@ -166,10 +165,17 @@ class Ensemble(PreTrainedModel, GenerationMixin):
             for each, padding in zip(logits, self.unwritten, strict=True)
         ]
         if self.average == "probabilities":
+            if self.weights is None:
+                return reduce(torch.logaddexp, log_probs) - math.log(len(log_probs))
             weighted = [each + math.log(weight) for each, weight in zip(log_probs, self.weights, strict=True)]
             return reduce(torch.logaddexp, weighted)
-        mean: Any = sum(weight * each for each, weight in zip(log_probs, self.weights, strict=True))
-        return mean.log_softmax(-1)
+        return self.mean(log_probs).log_softmax(-1)
+
+    def mean(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the weighted mean of a tensor of each member."""
+        weights = self.weights or [1 / len(values)] * len(values)
+        total: Any = sum(weight * each for weight, each in zip(weights, values, strict=True))
+        return total
 
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
         return self._search(GenerationMixin._sample, *args, **kwargs)

@@ -286,10 +286,11 @@ class BaseRun(ABC):
         """Describe how many rows of each split are kept and used."""
         counts = {}
         for name, rows in splits.items():
-            kept = corpus.reports[name]
-            streamed = isinstance(rows, IterableDataset)
-            used = "" if streamed else self.describe_used_rows(name, rows, kept.kept)
-            counts[name] = "streamed" if streamed else kept.in_words(used)
+            if isinstance(rows, IterableDataset):
+                counts[name] = "streamed"
+            else:
+                report = corpus.reports[name]
+                counts[name] = report.in_words(self.describe_used_rows(name, rows, report.kept))
         return counts
 
     def labels(self) -> Sequence[str]:
