@@ -30,7 +30,9 @@ def one_by_one(model: Any, source: list[int], start: int, target: list[int]) -> 
     found = []
     for place, token in enumerate(target):
         given = torch.tensor([[start, *target[:place]]])
-        logits = model(input_ids=torch.tensor([source]), decoder_input_ids=given).logits[0, -1].double()
+        # With a cache, FSMT of transformers 5.12 does not mask later tokens in such a pass.
+        outputs = model(input_ids=torch.tensor([source]), decoder_input_ids=given, use_cache=False)
+        logits = outputs.logits[0, -1].double()
         found.append(float(logits.log_softmax(-1)[token]))
     return found
 
