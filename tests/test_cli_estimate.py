@@ -250,7 +250,7 @@ def test_what_cannot_be_estimated_is_refused_in_a_line(call, arguments):
 FILES = {
     "model: runs/mlm\ntask: classification\n": "model from model=runs/mlm; give that model with --model",
     "teacher: runs/a\n": "takes its model from teacher=runs/a",
-    "- 1\n": "does not hold `key: value` lines",
+    "- 1\n": "must hold `key: value` lines, not [1]",
     "a: [\n": "cannot be read",
     "model_type: llama\n": "has model_type='llama'; expected 'vaswani'",
     "model_type: vaswani\nd_model: 0\n": "makes no model: d_model=0 must be at least 1",

@@ -372,7 +372,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
 def test_a_file_of_another_kind_is_named(tmp_path: Path, name: str) -> None:
     folder = save_toy_checkpoint(tmp_path / "toy")
     (folder / name).write_text("[1, 2]")
-    wanted = r"must hold names and values, not \[1, 2\]|holds a JSON value of type list; expected an object"
+    wanted = r"must hold `key: value` lines, not \[1, 2\]|holds a JSON value of type list; expected an object"
     with pytest.raises(UserError, match=rf"{name} ({wanted}).*correct it, or move it away"):
         read_run_metadata(folder)
 

@@ -220,7 +220,6 @@ def test_questions_with_answers_are_scored():
     assert estimates.keys() == scores.keys() >= {"f1", "no_answer_accuracy"}
     assert all(estimates[name].value == score for name, score in scores.items())
     assert scores["no_answer_accuracy"] == 0  # without a threshold there is always an answer
-    assert evaluation.has_unanswerable
     silent = evaluation.with_threshold(-1e9)
     assert set(silent.predictions) == {""}
     assert silent.scores()["no_answer_accuracy"] == 100

@@ -75,6 +75,14 @@ def test_rows_may_lie_in_files_beside_the_task(tmp_path: Path, monkeypatch: pyte
     assert list(task.test) == [{"text": "x\u2028y", "label": "no"}]
 
 
+def test_rows_may_be_a_spreadsheet(tmp_path: Path) -> None:
+    (tmp_path / "test.csv").write_text("text,right\nA bore.,1\n")
+    task = load_task(
+        written(tmp_path, answer=None, label="right", examples=None, test=None, test_file="test.csv")
+    )
+    assert task.questions[0].answer == task.questions[0].choices[1]
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -95,8 +103,8 @@ def test_rows_may_lie_in_files_beside_the_task(tmp_path: Path, monkeypatch: pyte
         ({"test": [{"text": "t", "label": False}]}, "row 1 of test: its field 'label' holds False"),
         ({"test": None}, "test: there are no rows to answer"),
         ({"test_file": "x.jsonl"}, "test and test_file were both given; give one of them"),
-        ({"examples_file": "x.jsonl", "examples": None}, "x.jsonl does not exist"),
-        ({"examples_file": ".", "examples": None}, "cannot be read: Is a directory"),
+        ({"examples_file": "x.jsonl", "examples": None}, "x.jsonl: No such file or directory"),
+        ({"examples_file": ".", "examples": None}, "has none of the endings of tables"),
         ({"normalize": "chars"}, "normalize: expected 'none', 'tokens', 'unconditional', got 'chars'"),
     ],
 )
@@ -114,10 +122,17 @@ def test_what_a_file_must_not_hold(tmp_path: Path, values: dict[str, Any], messa
     ("content", "message"),
     [
         ('{"text": "t", "label": "no"}\n{"text": \n', "line 2 of {path} is not JSON"),
-        ('{"text": "t", "text": "u"}', "line 1 of {path}: an object gives the key 'text' more than once"),
-        ('{"text": "t", "label": "no"}\n["text"]\n', "line 2 of {path} must be an object"),
+        (
+            '{"text": "t", "text": "u"}',
+            "line 1 of {path} is not JSON (an object gives the key 'text' more",
+        ),
+        (
+            '{"text": "t", "label": "no"}\n["text"]\n',
+            "line 2 of {path} holds a JSON list; expected an object",
+        ),
         ("[" * 100_000, "line 1 of {path} is not JSON"),
-        (b"\xff\xfe\n", "{path} is not UTF-8"),
+        (b'{"text": "t\xe9", "label": "no"}', "which is not UTF-8; correct it"),
+        (b"\xff\xfe\n", "{path} is UTF-16"),
     ],
 )
 def test_what_a_file_of_rows_must_not_hold(tmp_path: Path, content: str | bytes, message: str) -> None:
@@ -132,11 +147,10 @@ def test_what_a_file_of_rows_must_not_hold(tmp_path: Path, content: str | bytes,
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("- prompt", "must hold `key: value` lines, got a list"),
-        ("", "must hold `key: value` lines, got a NoneType"),
-        ("prompt: [", "is not YAML: while parsing"),
-        ("prompt: a\ntest: []\nprompt: b", "is not YAML: prompt is given twice, in lines 1 and 3"),
-        ("prompt: !!python/object/apply:os.getcwd []", "is not YAML: could not determine a constructor"),
+        ("- prompt", "must hold `key: value` lines, not ['prompt']"),
+        ("prompt: [", "cannot be read: while parsing"),
+        ("prompt: a\ntest: []\nprompt: b", "cannot be read: prompt is given twice, in lines 1 and 3"),
+        ("prompt: !!python/object/apply:os.getcwd []", "cannot be read: could not determine a constructor"),
     ],
 )
 def test_what_is_no_task_file(tmp_path: Path, content: str, message: str) -> None:

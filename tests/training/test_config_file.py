@@ -214,7 +214,7 @@ def test_boolean_flags_stand_alone_take_a_value_or_are_negated():
         ("dropout: " + BOMB, "dropout in .*run.yaml: expected one value, got .{,500}$"),
         ("train_file: " + BOMB, "train_file in .*run.yaml: expected a list of values, got .{,500}$"),
         ("dropout: null", "dropout in .*run.yaml: null is not possible"),
-        ("- dropout", "must hold `key: value` lines, got a list"),
+        ("- dropout", "must hold `key: value` lines, not ..dropout.."),
         ("a: b: c", "run.yaml cannot be read: mapping values are not allowed here"),
         ("seed: 1\nd_model: 2\n'seed': 3", "run.yaml cannot be read: seed is given twice, in lines 1 and 3"),
         ("fsdp_config: {a: 1, a: 2}", "run.yaml cannot be read: a is given twice, in lines 1 and 1"),

@@ -51,11 +51,6 @@ class AnswerEvaluation:
         """The texts of the answers; an empty text means no answer."""
         return [answer.text for answer in self.answers]
 
-    @property
-    def has_unanswerable(self) -> bool:
-        """Whether some questions have no answer."""
-        return not all(self.references)
-
     def scores(self) -> dict[str, float]:
         """Return the scores of `AnswerMetric`."""
         return AnswerMetric(keep_in_memory=True).scores_of(self.predictions, self.references)

@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from vaswani.errors import UserError, one_line
 from vaswani.files.run_files import SETTINGS_FILE, is_checkpoint
-from vaswani.files.yaml_files import load_yaml, shown
+from vaswani.files.yaml_files import read_mapping
 
 REPAIR = "correct it, or move it away"  # advice for a damaged record of a run
 
@@ -22,13 +19,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
     """
     if not folder.is_dir() or not (path := settings_file(folder)).is_file():
         return {}
-    try:
-        values = load_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read ({one_line(error)}); {REPAIR}") from error
-    if not isinstance(values, dict | None):
-        raise UserError(f"{path} must hold names and values, not {shown(values)}; {REPAIR}")
-    return values or {}
+    return read_mapping(path, "settings file", REPAIR)
 
 
 def settings_file(folder: Path) -> Path:

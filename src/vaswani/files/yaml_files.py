@@ -1,9 +1,13 @@
 """Read YAML with plain values only and without duplicate keys."""
 
+import json
 import reprlib
+from pathlib import Path
 from typing import Any
 
 import yaml
+
+from vaswani.errors import UserError, one_line
 
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict, _SHORT.maxstring = 2, 4, 4, 80
@@ -20,6 +24,30 @@ def load_yaml(text: str) -> Any:
         return yaml.load(text, _Loader)
     except RecursionError as error:
         raise yaml.YAMLError("it is nested too deeply") from error
+
+
+def read_mapping(path: Path, what: str, remedy: str = "") -> dict[str, Any]:
+    """Read a file of `key: value` lines, in YAML or, if its name ends in .json, in JSON.
+
+    Args:
+        path: the file; it may begin with a byte-order mark, and an empty file holds no keys.
+        what: what the file is, for messages.
+        remedy: advice for messages about a damaged file.
+
+    Raises:
+        UserError: the file is missing or cannot be read, or holds something else.
+    """
+    advice = f"; {remedy}" if remedy else ""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        values = json.loads(text) if path.suffix == ".json" else load_yaml(text)
+    except FileNotFoundError:
+        raise UserError(f"{what} {path} does not exist") from None
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise UserError(f"{what} {path} cannot be read: {one_line(error)}{advice}") from error
+    if not isinstance(values, dict | None):
+        raise UserError(f"{what} {path} must hold `key: value` lines, not {shown(values)}{advice}")
+    return values or {}
 
 
 def shown(value: Any) -> str:

@@ -32,7 +32,6 @@ FEATURES = Features(
         "answers": {"text": List(Value("string")), "answer_start": List(Value("int32"))},
     }
 )
-_OWN_FIELDS = ("id", "context", "question", "answers")  # the fields of SQuAD's JSON
 
 
 @dataclass

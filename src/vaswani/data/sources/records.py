@@ -61,8 +61,9 @@ def read_records(path: Path) -> Iterator[Record]:
     """Yield the rows of a table.
 
     Raises:
-        UserError: the file is damaged, or a row cannot be read.
+        UserError: the file is damaged or has none of the endings of tables, or a row cannot be read.
     """
+    _format(path)
     name = path.name.lower().removesuffix(".gz")
     readers = {".jsonl": _json_lines, ".json": _json_values, ".csv": _csv_rows, ".tsv": _tsv_rows}
     return readers.get(Path(name).suffix, _parquet_rows)(path)

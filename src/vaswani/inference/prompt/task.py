@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from vaswani.data.sources.reading import is_utf8
 from vaswani.errors import UserError, listing
 
 Row = Mapping[str, Any]
@@ -284,11 +285,15 @@ class _Fields(string.Formatter):
                 f"its field {field_name!r} holds {value!r}, where {self.key} needs a text or a number"
                 + ("; in YAML, write yes, no, true and false in quotes" if isinstance(value, bool) else "")
             )
+        if not is_utf8(str(value)):
+            raise UserError(f"its field {field_name!r} holds {value!r}, which is not UTF-8; correct it")
         return value, field_name
 
 
 def _label(row: Row, name: str, num_choices: int) -> int:
     label = _Fields("label").value(name, row)
+    if isinstance(label, str) and label.isdecimal():  # CSV and TSV hold only texts
+        label = int(label)
     if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < num_choices:
         raise UserError(
             f"its field {name!r} holds {label!r}, where label needs the number of a choice, from 0 to "

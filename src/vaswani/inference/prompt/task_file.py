@@ -12,17 +12,15 @@ test:
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from vaswani.data.sources.reading import RepeatedKeyError, parse_json
-from vaswani.errors import UserError, one_line
+from vaswani.data.sources.records import read_records
+from vaswani.errors import UserError
 from vaswani.files.named_configs import check_command, find_config
-from vaswani.files.yaml_files import load_yaml, shown
-from vaswani.inference.prompt.task import Row, Task
+from vaswani.files.yaml_files import read_mapping, shown
+from vaswani.inference.prompt.task import Task
 
 
 def _is_text(value: Any) -> bool:
@@ -68,7 +66,7 @@ def load_task(path: str | Path) -> Task:
     """
     path = find_config(path, "task file")
     check_command(path, "prompt")
-    values = _read_yaml(path)
+    values = read_mapping(path, "task file")
     try:
         for key, value in values.items():
             _check(str(key), value)
@@ -78,17 +76,6 @@ def load_task(path: str | Path) -> Task:
         return Task(**{"test": [], **values}, files=[path, *filter(None, row_files)])
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    text = _read_text(path, "task file")
-    try:
-        values = load_yaml(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"task file {path} is not YAML: {one_line(error)}") from error
-    if not isinstance(values, Mapping):
-        raise UserError(f"task file {path} must hold `key: value` lines, got a {type(values).__name__}")
-    return dict(values)
 
 
 def _check(key: str, value: Any) -> None:
@@ -108,37 +95,5 @@ def _read_row_file(values: dict[str, Any], rows: str, folder: Path) -> Path | No
         return None
     if rows in values:
         raise UserError(f"{rows} and {rows}_file were both given; give one of them")
-    values[rows] = read_rows(folder / name)
+    values[rows] = [record.row for record in read_records(folder / name)]
     return folder / name
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Read the objects of a JSON Lines file; blank lines are skipped.
-
-    Raises:
-        UserError: the file cannot be read, or a line is not an object.
-    """
-    rows: list[Row] = []
-    for number, line in enumerate(_read_text(path, "file").split("\n"), 1):
-        try:
-            row = parse_json(line) if line.strip() else None
-        except RepeatedKeyError as error:
-            raise UserError(f"line {number} of {path}: {error}; leave one of them") from error
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"line {number} of {path} is not JSON ({error})") from error
-        if isinstance(row, dict):
-            rows.append(row)
-        elif line.strip():
-            raise UserError(f'line {number} of {path} must be an object such as {{"text": "..."}}')
-    return rows
-
-
-def _read_text(path: Path, what: str) -> str:
-    try:
-        return path.expanduser().read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise UserError(f"{what} {path} does not exist") from None
-    except OSError as error:
-        raise UserError(f"{what} {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{what} {path} is not UTF-8: {error}") from error

@@ -92,7 +92,7 @@ def score_inputs(
             report.empty += not ranked
             listed = [_candidate(scorer, candidate, score) for candidate, score in ranked]
             cut_off = {"source_cut_off": True} if any(score.cut_off for score in scores) else {}
-            fields = {**_replaced(texts.row or {}, target_field, listed), **cut_off}
+            fields = {target_field: listed, **cut_off}
             best = [score for _, score in ranked[:1]]
         else:
             report.empty += scored is not None and not scored.strip()
@@ -173,11 +173,3 @@ def _candidate(scorer: Scorer, candidate: Candidate, score: Score) -> dict[str, 
     fields = _fields(score)
     fields.pop("source_cut_off", None)
     return {"text": candidate.text, **kept, "score": ranking if math.isfinite(ranking) else None, **fields}
-
-
-def _replaced(row: dict[str, Any], field: str, value: Any) -> dict[str, Any]:
-    """Set a field, possibly a nested one; return the top-level field of the row that changes."""
-    if field in row or "." not in field:
-        return {field: value}
-    name, _, rest = field.partition(".")
-    return {name: {**row[name], **_replaced(row[name], rest, value)}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from vaswani.errors import UserError, listing
 from vaswani.files.named_configs import config_names, shipped_config
-from vaswani.files.yaml_files import load_yaml, shown
+from vaswani.files.yaml_files import read_mapping, shown
 from vaswani.insight.arithmetic.calibration import copy_bandwidth, matrix_peak, memory_size
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -90,11 +88,7 @@ def read_device(path: Path) -> Device:
     Raises:
         UserError: the file cannot be read, lacks a field, has an unknown field, or a number is not positive.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-        values = json.loads(text) if path.suffix == ".json" else load_yaml(text)
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"device file {path} cannot be read: {' '.join(str(error).split())}") from error
+    values = read_mapping(path, "device file")
     fields = _Fields(path, values, {"name", "flops", "bandwidth", "memory"}, {"link"})
     flops = _Fields(path, fields["flops"], set(), set(DTYPES), "flops.")
     if not flops.values:

@@ -11,13 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from vaswani.data.sources.corpus_spec import SPLITS
 from vaswani.errors import RunError, UserError, one_line
 from vaswani.files.named_configs import check_command, find_config, name_of_shipped
 from vaswani.files.run_files import HISTORY
-from vaswani.files.yaml_files import load_yaml
+from vaswani.files.yaml_files import read_mapping
 from vaswani.training.config.arguments import RunConfig
 from vaswani.training.config.flags import Flag, check_name, first_values, is_none, split_flags, unexpected
 from vaswani.training.config.options import BaseConfig, plain, sections, with_present_names
@@ -199,18 +197,6 @@ def _settable(section: type) -> list[str]:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     """Return the settings of a configuration file, under their present names."""
-    try:
-        values = load_yaml(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"configuration file {path} does not exist") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(
-            f"configuration file {path} cannot be read: {' '.join(str(error).split())}"
-        ) from error
-    if values is not None and not isinstance(values, dict):
-        raise UserError(
-            f"configuration file {path} must hold `key: value` lines, got a {type(values).__name__}"
-        )
-    settings = with_present_names(values or {})
+    settings = with_present_names(read_mapping(path, "configuration file"))
     settings.pop(HISTORY, None)  # written by `BaseConfig.save`; not a setting
     return settings

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-import yaml
 from transformers import CONFIG_MAPPING, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from vaswani.errors import UserError, listing, one_line
 from vaswani.files.named_configs import command, config_names, find_config
-from vaswani.files.yaml_files import load_yaml
+from vaswani.files.yaml_files import read_mapping
 from vaswani.hub.run_metadata import meta_model
 from vaswani.training.config.config_file import load_config
 from vaswani.training.config.pretraining_arguments import PretrainingConfig
@@ -31,7 +29,7 @@ def configured_model(given: str) -> PreTrainedModel:
     Raises:
         UserError: there is no such configuration, or it does not describe a model.
     """
-    values = _read(given)
+    values = read_mapping(find_config(given), "configuration file", REMEDY)
     if "model_type" in values:
         return meta_model(_own_config(given, values))
     known = given.removeprefix("configs/").removesuffix(".yaml")
@@ -50,18 +48,6 @@ def configured_model(given: str) -> PreTrainedModel:
         return meta_model(shape, AutoModelForSeq2SeqLM)
     of_run = run_of(load_config(given, [], PretrainingConfig))
     return meta_model(of_run.model_config(None), of_run.auto_class)
-
-
-def _read(given: str) -> dict[str, Any]:
-    path = find_config(given)
-    try:
-        text = path.read_text(encoding="utf-8")
-        values = json.loads(text) if path.suffix == ".json" else load_yaml(text)
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"configuration {path} cannot be read: {one_line(error)}") from error
-    if not isinstance(values, dict):
-        raise UserError(f"configuration {path} does not hold `key: value` lines; {REMEDY}")
-    return values
 
 
 def _own_config(given: str, values: dict[str, Any]) -> Any:
