@@ -52,10 +52,10 @@ class StoppedError(RunError):
     exit_status = 128 + signal.SIGTERM
 
 
-def check_positive(**values: int) -> None:
-    """Raise a UserError unless each of these options is 1 or more."""
+def check_positive(**values: int | None) -> None:
+    """Raise a UserError unless each of these options is 1 or more, or None."""
     for name, value in values.items():
-        if value < 1:
+        if value is not None and value < 1:
             raise UserError(f"{name}={value} must be at least 1")
 
 

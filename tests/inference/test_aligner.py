@@ -137,7 +137,7 @@ def test_weights_of_a_layer_and_heads(layer: Any, heads: list[int] | None) -> No
         of_layer = -1 if layer is None else layer
         expected = by_hand(model, source, 1, target, of_layer, heads or slice(None))
         torch.testing.assert_close(weights, expected, rtol=1e-4, atol=1e-6)
-    with patch("vaswani.inference.translate.scoring._LOGITS_AT_ONCE", 1):
+    with patch("vaswani.inference.token_log_probs._LOGITS_AT_ONCE", 1):
         for part, whole in zip(
             attention_of_pairs(model, sources, targets, 1, layer=layer, heads=heads), found, strict=True
         ):

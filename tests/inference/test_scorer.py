@@ -154,7 +154,7 @@ def test_hypotheses_are_ranked_by_the_length_penalty() -> None:
 def test_a_score_does_not_depend_on_the_batch(options: dict[str, Any], logits_at_once: int) -> None:
     rows = [(source, target) for source, _ in toy_rows(4, seed=-1) for _, target in toy_rows(5, seed=-2)]
     expected = [score.log_prob for score in Scorer(toy_model(), toy_tokenizer())(rows)]
-    with patch("vaswani.inference.translate.scoring._LOGITS_AT_ONCE", logits_at_once):
+    with patch("vaswani.inference.token_log_probs._LOGITS_AT_ONCE", logits_at_once):
         scorer = Scorer(toy_model(), toy_tokenizer(), **options)
         found = [score.log_prob for score in scorer.stream(rows, buffer_size=7)]
     assert found == pytest.approx(expected, abs=1e-4)
@@ -259,7 +259,7 @@ def test_the_score_of_a_text_does_not_depend_on_the_batch(kind: str, max_tokens:
     folder = save(tmp_path)
     expected = [score.log_prob for score in Scorer.from_pretrained(folder)(TEXTS)]
     counts: list[int] = []
-    with patch("vaswani.inference.translate.scoring._LOGITS_AT_ONCE", 1):
+    with patch("vaswani.inference.token_log_probs._LOGITS_AT_ONCE", 1):
         scorer = Scorer.from_pretrained(folder, max_tokens_per_batch=max_tokens)
         found = [score.log_prob for score in scorer.stream(TEXTS, buffer_size=2, progress=counts.append)]
     assert found == pytest.approx(expected, abs=1e-4)

@@ -22,7 +22,7 @@ from transformers import (
 from tiny import batch, tiny_model, tokens
 from vaswani.errors import RunError
 from vaswani.inference.decoding import GNMTLengthPenalty, LengthLimits, MinimumLengths
-from vaswani.inference.translate.finite_scores import FiniteScores
+from vaswani.inference.finite_scores import FiniteScores
 from vaswani.kernels import best_tokens, search
 from vaswani.kernels.beam_search import BeamSearch
 from vaswani.model.compatibility import CACHE_NAME

@@ -14,7 +14,7 @@ from transformers.generation.streamers import BaseStreamer
 from tiny import tokens
 from vaswani.errors import RunError
 from vaswani.inference.decoding import LengthLimits, MinimumLengths
-from vaswani.inference.translate.finite_scores import FiniteScores
+from vaswani.inference.finite_scores import FiniteScores
 from vaswani.kernels import greedy_search
 from vaswani.model.compatibility import CACHE_NAME
 

@@ -16,9 +16,9 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from vaswani.errors import UserError
 from vaswani.inference.decoding import masking_inputs
+from vaswani.inference.finite_scores import check_finite_scores
+from vaswani.inference.token_log_probs import rows_at_once
 from vaswani.inference.translate.ensembling import Ensemble
-from vaswani.inference.translate.finite_scores import check_finite_scores
-from vaswani.inference.translate.scoring import rows_at_once
 from vaswani.interop.attention_interface import IMPLEMENTATION
 from vaswani.model.stacks import VaswaniPreTrainedModel
 

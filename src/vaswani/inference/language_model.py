@@ -48,10 +48,10 @@ from vaswani.inference.continuing import (
     tokens_after_space,
 )
 from vaswani.inference.decoding import token_limit
+from vaswani.inference.finite_scores import FiniteScores, check_finite_scores
 from vaswani.inference.generation_options import GenerationOptions
 from vaswani.inference.sampling import SeededSampling
 from vaswani.inference.streaming import TokenStream
-from vaswani.inference.translate.finite_scores import FiniteScores, check_finite_scores
 
 GREEDY = GenerationOptions()
 # Settings of a generation_config.json that do not suit one continuation of each prompt, set to what does.

@@ -66,8 +66,7 @@ class PairEncoder:
         max_length: int | None = None,
         **of_sides: Any,
     ):
-        if max_length is not None:
-            check_positive(max_length=max_length)
+        check_positive(max_length=max_length)
         generation_config: Any = model.generation_config
         tokenizers = source_tokenizer, target_tokenizer
         self._sides = Sides(generation_config, position_limit(model, "source"), *tokenizers, **of_sides)

@@ -194,7 +194,7 @@ def _labelled_rows(table: Source, spec: LabelledSpec, report: RowReport) -> Iter
         row = None if cells is None else dict(zip(columns, _read_row(cells, spec, where), strict=True))
         problem = _problem_of(row)
         if problem is not None:
-            setattr(report, problem, getattr(report, problem) + 1)
+            report.count(problem)
         elif row and spec.task == "tagging" and len(row["text"]) != len(row["label"]):
             uneven.append(f"{where} has {len(row['text'])} words and {len(row['label'])} tags")
         elif row:

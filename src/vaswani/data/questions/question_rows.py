@@ -201,7 +201,7 @@ def _question_rows(source: Source, spec: QuestionSpec, report: RowReport) -> Ite
         where = f"row {number:,} of {source.name}"
         problem = "malformed" if cells is None else _problem_of(cells)
         if cells is None or problem is not None:
-            setattr(report, str(problem), getattr(report, str(problem)) + 1)
+            report.count(str(problem))
             continue
         name, context, question, *given = cells
         try:

@@ -238,7 +238,7 @@ def _usable_rows(rows: Iterable[Row], report: RowReport) -> Iterator[tuple[str, 
             report.kept += 1
             yield row  # type: ignore[misc]  # a row without a problem is a tuple of texts
         else:
-            setattr(report, problem, getattr(report, problem) + 1)
+            report.count(problem)
 
 
 def check_report(source: Source, report: RowReport) -> None:

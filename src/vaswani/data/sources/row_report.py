@@ -48,10 +48,14 @@ class RowReport:
         for count in fields(self):
             setattr(self, count.name, 0)
 
+    def count(self, problem: str, rows: int = 1) -> None:
+        """Add to the field that counts a problem, such as `empty`."""
+        setattr(self, problem, getattr(self, problem) + rows)
+
     def leave_out(self, problem: str, count: int) -> None:
         """Move rows from `kept` to the field that counts a problem, such as `over_long`."""
         self.kept -= count
-        setattr(self, problem, getattr(self, problem) + count)
+        self.count(problem, count)
 
     @property
     def lacks(self) -> str | None:

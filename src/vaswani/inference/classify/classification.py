@@ -142,9 +142,7 @@ class Classifier(FromPretrained):
         max_tokens_per_batch: int = 8192,
         threshold: float | None = None,
     ):
-        check_positive(max_tokens_per_batch=max_tokens_per_batch)
-        if max_length is not None:
-            check_positive(max_length=max_length)
+        check_positive(max_tokens_per_batch=max_tokens_per_batch, max_length=max_length)
         task = task_of(model.config)
         if task is None:
             raise UserError(f"a {type(model).__name__} predicts no labels; expected {_EXPECTED}")

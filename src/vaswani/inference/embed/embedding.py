@@ -114,9 +114,7 @@ class Embedder(FromPretrained):
         backward: bool = False,
         max_tokens_per_batch: int = 8192,
     ):
-        check_positive(max_tokens_per_batch=max_tokens_per_batch)
-        if max_length is not None:
-            check_positive(max_length=max_length)
+        check_positive(max_tokens_per_batch=max_tokens_per_batch, max_length=max_length)
         self.pooling = _choice("pooling", pooling, POOLINGS)
         self.subtoken_pooling = _choice("subtoken_pooling", subtoken_pooling, SUBTOKEN_POOLINGS)
         body: Any = model.base_model

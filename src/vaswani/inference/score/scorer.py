@@ -27,6 +27,7 @@ from vaswani.hub.checkpoint import local_folder
 from vaswani.hub.run_metadata import auto_class_of, named, read_config
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, listed, within_memory
 from vaswani.inference.decoding import GNMTLengthPenalty
+from vaswani.inference.finite_scores import check_finite_scores
 from vaswani.inference.pairs import Pair, PairEncoder
 from vaswani.inference.pretrained import FromPretrained
 from vaswani.inference.score.token_scores import (
@@ -36,7 +37,6 @@ from vaswani.inference.score.token_scores import (
     PairScores,
     TokenScores,
 )
-from vaswani.inference.translate.finite_scores import check_finite_scores
 
 Kind = Literal["seq2seq", "causal", "masked"]
 
@@ -160,9 +160,7 @@ class Scorer(FromPretrained):
         max_tokens_per_batch: int = 8192,
         **pair_options: Any,
     ):
-        check_positive(max_tokens_per_batch=max_tokens_per_batch)
-        if max_length is not None:
-            check_positive(max_length=max_length)
+        check_positive(max_tokens_per_batch=max_tokens_per_batch, max_length=max_length)
         kind = _kind_of_model(model)
         if pair_options and kind != "seq2seq":
             raise UserError(f"{next(iter(pair_options))} is for encoder-decoders; leave it out")

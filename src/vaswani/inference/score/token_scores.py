@@ -21,7 +21,7 @@ from vaswani.inference.batches import padded_inputs
 from vaswani.inference.decoding import longest_text
 from vaswani.inference.language_model import check_causal
 from vaswani.inference.pairs import Pair, PairEncoder
-from vaswani.inference.translate.scoring import log_probs_of, rows_at_once, token_log_probs
+from vaswani.inference.token_log_probs import log_probs_of, rows_at_once, token_log_probs
 
 
 @dataclass(frozen=True)

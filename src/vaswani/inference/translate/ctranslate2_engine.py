@@ -27,9 +27,9 @@ from typing import Any
 import torch
 
 from vaswani.errors import RunError, UserError, one_line
+from vaswani.inference.token_log_probs import most_rows
 from vaswani.inference.translate.ctranslate2_folder import CTranslate2Folder
 from vaswani.inference.translate.engine import Demands, Engine, Output, SearchOptions, ranked
-from vaswani.inference.translate.scoring import most_rows
 from vaswani.interop.to_ctranslate2 import check_engine
 
 logger = logging.getLogger(__name__)

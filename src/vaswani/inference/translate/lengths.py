@@ -36,9 +36,7 @@ class TargetLengths:
     min_length_ratio: float | None = None
 
     def __post_init__(self) -> None:
-        check_positive(max_length=self.max_length)
-        if self.min_length is not None:
-            check_positive(min_length=self.min_length)
+        check_positive(max_length=self.max_length, min_length=self.min_length)
         for name in ("max_length_ratio", "min_length_ratio"):
             if (ratio := getattr(self, name)) is not None:
                 Bounds(above=0).check(name, ratio)

@@ -23,13 +23,13 @@ from transformers import (
 from vaswani.errors import UserError, one_line
 from vaswani.inference.cross_attention import check_returns_weights, coverage, cross_attention
 from vaswani.inference.decoding import LengthLimits, MinimumLengths, position_limit
+from vaswani.inference.finite_scores import FiniteScores, check_finite_scores
 from vaswani.inference.forced_prefixes import ForcedPrefixes
 from vaswani.inference.required_phrases import RequiredPhrases, missing_phrases
 from vaswani.inference.sampling import SeededSampling
 from vaswani.inference.streaming import TokenStream
+from vaswani.inference.token_log_probs import target_log_probs
 from vaswani.inference.translate.engine import Demands, Engine, Output, SearchOptions, ranked
-from vaswani.inference.translate.finite_scores import FiniteScores, check_finite_scores
-from vaswani.inference.translate.scoring import target_log_probs
 from vaswani.unwritten_padding import unwritten_padding
 
 

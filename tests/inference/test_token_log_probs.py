@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from toy_translation import toy_model, toy_rows, toy_tokenizer
-from vaswani.inference.translate.scoring import target_log_probs
+from vaswani.inference.token_log_probs import target_log_probs
 
 
 @pytest.mark.parametrize("logits_at_once", [1, 1 << 26])
@@ -21,7 +21,7 @@ def test_log_probs_are_the_summed_losses_of_each_pair(logits_at_once: int, targe
     rest = [torch.randint(0, 300, (longest - len(ids),)).tolist() for ids in labels]  # must not count
     sequences = torch.tensor([[1, *ids, *more] for ids, more in zip(labels, rest, strict=True)])
     lengths = torch.tensor([len(ids) for ids in labels])
-    with patch("vaswani.inference.translate.scoring._LOGITS_AT_ONCE", logits_at_once):
+    with patch("vaswani.inference.token_log_probs._LOGITS_AT_ONCE", logits_at_once):
         log_probs = target_log_probs(
             model, batch["input_ids"], batch["attention_mask"], sequences, lengths
         ).sum(1)
