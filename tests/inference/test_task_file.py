@@ -104,7 +104,7 @@ def test_rows_may_be_a_spreadsheet(tmp_path: Path) -> None:
         ({"test": None}, "test: there are no rows to answer"),
         ({"test_file": "x.jsonl"}, "test and test_file were both given; give one of them"),
         ({"examples_file": "x.jsonl", "examples": None}, "x.jsonl: No such file or directory"),
-        ({"examples_file": ".", "examples": None}, "has none of the endings of tables"),
+        ({"examples_file": ".", "examples": None}, "has none of the known endings"),
         ({"normalize": "chars"}, "normalize: expected 'none', 'tokens', 'unconditional', got 'chars'"),
     ],
 )

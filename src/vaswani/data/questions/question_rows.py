@@ -107,11 +107,7 @@ def check_ids(questions: Dataset, split: str) -> None:
 def _file_source(names: Sequence[str], spec: QuestionSpec) -> Source:
     """Return a source of one file: SQuAD's own JSON, or a table."""
     (name,), path = names, existing_file(names[0])
-    identity = partial(file_identity, [path], spec)
-    table = reading.table_format(path)
-    if table is None:
-        known = ", ".join(reading.TABLE_FORMATS)
-        raise UserError(f"{name} has none of the known endings {known}")
+    table, identity = reading.known_table(path, name), partial(file_identity, [path], spec)
     if (articles := squad_articles(path)) is not None:
         return Source(name, partial(rows_of_articles, articles, name), identity)
     fields = _fields(table.fields(path), spec, name)

@@ -448,6 +448,21 @@ def table_format(path: Path) -> TableFormat | None:
     return next((form for ending, form in TABLE_FORMATS.items() if path.name.lower().endswith(ending)), None)
 
 
+def known_table(path: Path, name: str | None = None) -> TableFormat:
+    """Return the format of a table by its ending.
+
+    Args:
+        path: the table.
+        name: its name in messages; by default the path.
+
+    Raises:
+        UserError: the ending is unknown.
+    """
+    if (table := table_format(path)) is None:
+        raise UserError(f"{name or path} has none of the known endings {', '.join(TABLE_FORMATS)}")
+    return table
+
+
 def cell_reader(path: Path, form: TableFormat, fields: Sequence[str]) -> Callable[[], Iterator[Row]]:
     """Return a function that yields the rows of a table; cells may hold something other than text.
 

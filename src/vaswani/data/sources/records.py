@@ -54,7 +54,7 @@ class Record:
 
 def fields_of(path: Path) -> list[str]:
     """Return the names of the fields of a table; dots for nested fields."""
-    return _format(path).fields(path)
+    return reading.known_table(path).fields(path)
 
 
 def read_records(path: Path) -> Iterator[Record]:
@@ -63,7 +63,7 @@ def read_records(path: Path) -> Iterator[Record]:
     Raises:
         UserError: the file is damaged or has none of the endings of tables, or a row cannot be read.
     """
-    _format(path)
+    reading.known_table(path)
     name = path.name.lower().removesuffix(".gz")
     readers = {".jsonl": _json_lines, ".json": _json_values, ".csv": _csv_rows, ".tsv": _tsv_rows}
     return readers.get(Path(name).suffix, _parquet_rows)(path)
@@ -120,14 +120,6 @@ def _record(place: str, value: Any) -> Record:
     if not isinstance(value, dict):
         raise UserError(f"{place} holds a JSON {type(value).__name__}; expected an object with fields")
     return Record(place, value)
-
-
-def _format(path: Path) -> reading.TableFormat:
-    table = reading.table_format(path)
-    if table is None:
-        known = ", ".join(reading.TABLE_FORMATS)
-        raise UserError(f"{path} has none of the endings of tables, {known}")
-    return table
 
 
 def _json_lines(path: Path) -> Iterator[Record]:

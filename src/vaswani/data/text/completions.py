@@ -77,10 +77,7 @@ def load_chats(spec: ChatSpec, splits: Sequence[str] = SPLITS) -> Corpus:
 
 def _file_table(names: Sequence[str], spec: ChatSpec) -> Source:
     (name,), path = names, existing_file(names[0])
-    table = reading.table_format(path)
-    if table is None:
-        raise UserError(f"{name} has none of the known endings {', '.join(reading.TABLE_FORMATS)}")
-    identity = partial(file_identity, [path], spec)
+    table, identity = reading.known_table(path, name), partial(file_identity, [path], spec)
     check_fields(table.fields(path), spec, name)
     return Source(name, reading.cell_reader(path, table, [spec.messages_field]), identity)
 
