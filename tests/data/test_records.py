@@ -53,7 +53,7 @@ def test_fields_of_a_table(tmp_path: Path) -> None:
     check_text_field(path, "--text_field", "a.b")
     with pytest.raises(UserError, match=r"--text_field: .* has no field 'a'; it has 'a.b', 'c'"):
         check_text_field(path, "--text_field", "a")
-    with pytest.raises(UserError, match="has none of the endings of tables"):
+    with pytest.raises(UserError, match="has none of the known endings"):
         fields_of(tmp_path / "a.txt")
 
 

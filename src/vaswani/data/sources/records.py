@@ -61,7 +61,7 @@ def read_records(path: Path) -> Iterator[Record]:
     """Yield the rows of a table.
 
     Raises:
-        UserError: the file is damaged or has none of the endings of tables, or a row cannot be read.
+        UserError: the file is damaged or its ending is unknown, or a row cannot be read.
     """
     reading.known_table(path)
     name = path.name.lower().removesuffix(".gz")
