@@ -1,7 +1,8 @@
 """Imports point downward only: none from a layer above, and none in a circle."""
 
 import ast
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -99,7 +100,24 @@ def test_model_imports_only_its_siblings() -> None:
 
 
 def test_no_modules_import_in_a_circle() -> None:
-    graph = {name: used - {name, ""} for name, used in IMPORTS.items() if name}
+    check_no_circle({name: used - {name, ""} for name, used in IMPORTS.items() if name})
+
+
+def test_no_folders_of_training_import_in_a_circle() -> None:
+    graph: dict[str, set[str]] = defaultdict(set)
+    for name, used in IMPORTS.items():
+        if folder := folder_of_training(name):
+            graph[folder] |= set(map(folder_of_training, used)) - {folder, ""}
+    assert {"config", "launch", "runs", "trainer"} <= set(graph)
+    check_no_circle(graph)
+
+
+def folder_of_training(name: str) -> str:
+    """The folder of `training/` that holds a module; the empty string for all other modules."""
+    return name.removeprefix("training.").partition(".")[0] if name.startswith("training.") else ""
+
+
+def check_no_circle(graph: Mapping[str, set[str]]) -> None:
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:

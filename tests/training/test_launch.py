@@ -265,9 +265,9 @@ def test_each_process_needs_a_device_of_its_own(monkeypatch, devices, use_cpu, f
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: devices)
     monkeypatch.setattr(sys, "executable", "/bin/true")  # what would be started
     if fits:
-        assert launch(["train"], 2, Path("run"), use_cpu) == 0
+        assert launch(["train"], 2, str, use_cpu) == 0
     else:
         with pytest.raises(
             UserError, match="num_processes=2, but there are 1 devices; ask for as many, or add"
         ):
-            launch(["train"], 2, Path("run"), use_cpu)
+            launch(["train"], 2, str, use_cpu)

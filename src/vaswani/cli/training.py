@@ -128,14 +128,17 @@ def _imported(place: str) -> Any:
 def _launch(context: typer.Context, config: Path | None, num_processes: int, resolved: "RunConfig") -> int:
     """Run the same command in several processes and return the exit status."""
     from vaswani.training.launch.launcher import launch
+    from vaswani.training.trainer.checkpoints import what_was_saved
 
+    folder, use_cpu = resolved.output_dir, resolved.training.use_cpu
     given = [str(context.command.name), *(["--config", str(config)] if config else []), *context.args]
     debug = ["--debug"] if "--debug" in sys.argv else []
-    return launch([*given, *debug], num_processes, resolved.output_dir, resolved.training.use_cpu)
+    return launch([*given, *debug], num_processes, lambda: what_was_saved(folder), use_cpu)
 
 
 def _run_training(run: Callable[[Any], object], config: "RunConfig") -> None:
-    from vaswani.training.runs.failures import describe_failure, what_was_saved
+    from vaswani.training.runs.failures import describe_failure
+    from vaswani.training.trainer.checkpoints import what_was_saved
 
     begin_work()
     try:

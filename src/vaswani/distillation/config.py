@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from vaswani.data.labels.label_parsing import TASKS
 from vaswani.distillation.arguments import DistillationArguments
 from vaswani.distillation.stack_arguments import CONFIG_OF_OBJECTIVE, TaskDistillationConfig
 from vaswani.evaluation.text_metrics import METRICS_OF_TASK
 from vaswani.training.config.arguments import RunConfig
 from vaswani.training.config.flags import check_choice
 from vaswani.training.config.options import BaseConfig
-from vaswani.training.trainer.labels import TASKS
 
 
 @dataclass

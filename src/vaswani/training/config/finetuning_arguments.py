@@ -6,13 +6,13 @@ from typing import Any, ClassVar, Literal
 
 from vaswani.data.labels.labelled import LabelledSpec
 from vaswani.errors import UserError
+from vaswani.evaluation.label_metrics import METRICS_OF_TASK
 from vaswani.training.config.arguments import AdapterArguments, CardArguments
 from vaswani.training.config.completion_arguments import CompletionConfig
 from vaswani.training.config.flags import check_choice
 from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, BaseConfig, Section, option
 from vaswani.training.config.question_arguments import QuestionAnsweringConfig, QuestionModelArguments
 from vaswani.training.config.training_arguments import BaseTrainingArguments, FinetuningDefaults
-from vaswani.training.trainer.labels import TASKS
 
 # Tasks that do not label texts or words, and have their own sections.
 OTHER_TASKS: dict[str, type[BaseConfig]] = {
@@ -115,7 +115,7 @@ class LabelsConfig(BaseConfig):
 
     scores: ClassVar[Sequence[str]] = (
         "loss",
-        *dict.fromkeys(name for task in TASKS.values() for name in task.metric.names),
+        *dict.fromkeys(name for metric in METRICS_OF_TASK.values() for name in metric.names),
     )
     without_effect: ClassVar[dict[str, str]] = {
         **FIELDS_WITHOUT_EFFECT,
@@ -136,5 +136,5 @@ class FinetuningConfig(LabelsConfig):
     def variant(cls, given: Mapping[str, Any]) -> type[BaseConfig]:
         """Return the class for the task: labels, questions, or completions."""
         if (task := given.get("task")) is not None:
-            check_choice("task", task, (*TASKS, *OTHER_TASKS))
+            check_choice("task", task, (*METRICS_OF_TASK, *OTHER_TASKS))
         return OTHER_TASKS.get(str(task), cls)

@@ -14,21 +14,21 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import torch
 
 from vaswani.bootstrap import LAUNCHER_VARIABLE, command_code
 from vaswani.errors import RunError, StoppedError, UserError
-from vaswani.training.runs.failures import what_was_saved
 
 SECONDS_TO_SAVE = 600  # from the stop signal until a process that still runs is killed
 POLL_SECONDS = 0.05
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def launch(arguments: Sequence[str], num_processes: int, output_dir: Path, use_cpu: bool = False) -> int:
+def launch(
+    arguments: Sequence[str], num_processes: int, tell: Callable[[], str], use_cpu: bool = False
+) -> int:
     """Run `vaswani` with these arguments in several processes that train together.
 
     Each process reports its own failure on standard error. SIGTERM and Ctrl-C are forwarded to all.
@@ -36,7 +36,7 @@ def launch(arguments: Sequence[str], num_processes: int, output_dir: Path, use_c
     Args:
         arguments: arguments of the command, without the number of processes.
         num_processes: number of processes on this machine, one for each device; on CPUs they share the cores.
-        output_dir: folder of the run, to report what was saved.
+        tell: returns what was saved, the end of the message of a failure.
         use_cpu: whether to train on CPUs even if there are other devices.
 
     Returns:
@@ -68,11 +68,11 @@ def launch(arguments: Sequence[str], num_processes: int, output_dir: Path, use_c
         return 0
     status = processes[failed].returncode
     if stop.number == -status:
-        raise StoppedError(f"stopped before training began; {what_was_saved(output_dir)}")
+        raise StoppedError(f"stopped before training began; {tell()}")
     if status < 0:
         raise RunError(
             f"process {failed} of {num_processes} was killed ({signal.Signals(-status).name}), so the others "
-            f"were ended; {what_was_saved(output_dir)}"
+            f"were ended; {tell()}"
         )
     return status
 

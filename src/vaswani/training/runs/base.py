@@ -33,7 +33,7 @@ from vaswani.training.config.options import BaseConfig
 from vaswani.training.launch.processes import LongWaits, check_processes, check_sizes
 from vaswani.training.launch.sigterm import ends_on_sigterm, sigterm_held_back
 from vaswani.training.runs.checks import check_metric, check_stream, rehearse
-from vaswani.training.runs.failures import blame_size, what_was_saved
+from vaswani.training.runs.failures import blame_size
 from vaswani.training.runs.folder_lock import only_run_in
 from vaswani.training.trainer.base import BaseTrainer
 from vaswani.training.trainer.checkpoints import (
@@ -41,6 +41,7 @@ from vaswani.training.trainer.checkpoints import (
     check_writable,
     checkpoint_of,
     checkpoint_to_resume,
+    what_was_saved,
 )
 from vaswani.training.trainer.resuming import check_resumable, manifest_of
 

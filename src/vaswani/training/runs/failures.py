@@ -11,7 +11,7 @@ from pathlib import Path
 import datasets
 
 from vaswani.errors import UserError, causes, is_full_disk, one_line
-from vaswani.training.trainer.checkpoints import last_complete_checkpoint
+from vaswani.training.trainer.checkpoints import what_was_saved
 
 FULL = 64 * 2**20  # a disk with fewer free bytes counts as full
 # Phrases in errors of gloo and NCCL if another process is gone.
@@ -35,14 +35,6 @@ def describe_failure(error: BaseException, output_dir: Path) -> str:
             "--resume_from_checkpoint DIR"
         )
     return f"{_cause(error, output_dir)}; {what_was_saved(output_dir)}"
-
-
-def what_was_saved(output_dir: Path) -> str:
-    """Describe the checkpoint from which a run can continue."""
-    checkpoint = last_complete_checkpoint(output_dir)
-    if checkpoint is None:
-        return "no checkpoint to resume from had been saved"
-    return f"the last complete checkpoint is {checkpoint}; continue with --resume_from_checkpoint true"
 
 
 def _cause(error: BaseException, output_dir: Path) -> str:

@@ -126,6 +126,14 @@ def last_complete_checkpoint(output_dir: Path) -> Path | None:
     return next((path for path in checkpoints(output_dir) if fault_of(path) is None), None)
 
 
+def what_was_saved(output_dir: Path) -> str:
+    """Describe the checkpoint from which a run can continue."""
+    checkpoint = last_complete_checkpoint(output_dir)
+    if checkpoint is None:
+        return "no checkpoint to resume from had been saved"
+    return f"the last complete checkpoint is {checkpoint}; continue with --resume_from_checkpoint true"
+
+
 def checkpoint_to_resume(output_dir: Path, resume_from_checkpoint: str | None) -> Path | None:
     """Find where training starts: a checkpoint, or `None` for the beginning.
 
