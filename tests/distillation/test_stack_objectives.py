@@ -20,7 +20,7 @@ from vaswani.distillation.arguments import DistillationObjectives
 from vaswani.distillation.losses import relation_loss
 from vaswani.distillation.recording import Recorder
 from vaswani.distillation.stack_objectives import LanguageModelObjective, TaskObjective
-from vaswani.training.config.finetuning_arguments import FinetuningTrainingArguments
+from vaswani.training.config.finetuning_arguments import LabelTrainingArguments
 from vaswani.training.config.training_arguments import BaseTrainingArguments
 from vaswani.training.trainer.finetuning import FinetuningTrainer
 from vaswani.training.trainer.labels import TASKS
@@ -176,7 +176,7 @@ def task_trainer(name: str, tmp_path: Any, teachers: int = 1) -> Any:
     trainer = FinetuningTrainer(
         model=models[0],
         task=task,
-        args=arguments(FinetuningTrainingArguments, tmp_path),
+        args=arguments(LabelTrainingArguments, tmp_path),
         processing_class=toy_tokenizer(),
         train_dataset=Dataset.from_dict({"input_ids": [[5]]}),
         data_collator=lambda rows: rows,

@@ -11,7 +11,7 @@ from vaswani.data.labels.labelled_tokens import LabelCollator, tokenize_labelled
 from vaswani.data.sources.row_report import RowReport
 from vaswani.distillation.stack_arguments import StackTrainingArguments
 from vaswani.errors import UserError
-from vaswani.training.config.finetuning_arguments import FinetuningTrainingArguments
+from vaswani.training.config.finetuning_arguments import LabelTrainingArguments
 from vaswani.training.runs.finetuning import LabelScores
 from vaswani.training.trainer import labels
 from vaswani.training.trainer.finetuning import FinetuningTrainer
@@ -37,7 +37,7 @@ def make_trainer(folder, kind: str, rows: int = 9, library: bool = False, **opti
     return FinetuningTrainer(
         task=task,
         model=model,
-        args=FinetuningTrainingArguments(**{**defaults, **options}),
+        args=LabelTrainingArguments(**{**defaults, **options}),
         train_dataset=tokens,
         eval_dataset=tokens,
         data_collator=LabelCollator(0),
@@ -119,7 +119,7 @@ def test_the_loss_alone_needs_no_predictions(tmp_path):
     [("mse", False), ("eval_mse", False), ("loss", False), ("pearson", True), ("accuracy", True)],
 )
 def test_an_error_is_better_when_it_is_less(tmp_path, metric, greater):
-    for arguments in (FinetuningTrainingArguments, StackTrainingArguments):
+    for arguments in (LabelTrainingArguments, StackTrainingArguments):
         args = arguments(output_dir=str(tmp_path), metric_for_best_model=metric)
         assert args.greater_is_better is greater
 
@@ -127,4 +127,4 @@ def test_an_error_is_better_when_it_is_less(tmp_path, metric, greater):
 @pytest.mark.parametrize("smoothing", [-0.1, 1.0])
 def test_smoothing_has_its_limits(tmp_path, smoothing):
     with pytest.raises(UserError, match=r"label_smoothing_factor=.* must be at least 0 and below 1"):
-        FinetuningTrainingArguments(output_dir=str(tmp_path), label_smoothing_factor=smoothing)
+        LabelTrainingArguments(output_dir=str(tmp_path), label_smoothing_factor=smoothing)

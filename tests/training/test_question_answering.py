@@ -23,7 +23,8 @@ from vaswani.evaluation.answers import evaluate_answers
 from vaswani.inference.answer.answering import QuestionAnswerer
 from vaswani.training.config.config_file import load_config
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
-from vaswani.training.config.question_arguments import QuestionAnsweringConfig, QuestionTrainingArguments
+from vaswani.training.config.question_arguments import QuestionAnsweringConfig
+from vaswani.training.config.training_arguments import FinetuningTrainingArguments
 from vaswani.training.runs.finetuning import finetune
 from vaswani.training.trainer.question_answering import QuestionTrainer, span_loss
 
@@ -310,7 +311,7 @@ def make_trainer(folder: Path, rows: int = 9, library: bool = False, **options) 
         max_answer_length=5,
         n_best=4,
         model=AutoModelForQuestionAnswering.from_config(toy_config(library, **fields)),
-        args=QuestionTrainingArguments(**{**defaults, **options}),
+        args=FinetuningTrainingArguments(**{**defaults, **options}),
         train_dataset=windows,
         eval_dataset=windows,
         data_collator=WindowCollator(0, with_places=True),

@@ -8,9 +8,9 @@ from vaswani.distillation.arguments import FROM_TEACHER, DistillationArguments, 
 from vaswani.errors import UserError
 from vaswani.training.config.arguments import CardArguments, FamilyArguments
 from vaswani.training.config.finetuning_arguments import (
-    FinetuningTrainingArguments,
     LabelledDataArguments,
     LabelsConfig,
+    LabelTrainingArguments,
     PretrainedModelArguments,
 )
 from vaswani.training.config.options import BaseConfig, Section, option, redefault
@@ -219,7 +219,7 @@ class TaskDistillationConfig(LabelsConfig):
     model: StudentClassifierArguments  # type: ignore[assignment]
     data: LabelledDataArguments
     distillation: TaskDistillationArguments
-    training: FinetuningTrainingArguments
+    training: LabelTrainingArguments
     card: CardArguments
 
     command: ClassVar[str] = "distill"

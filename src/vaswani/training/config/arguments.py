@@ -123,7 +123,18 @@ class ModelArguments(FamilyArguments):
 
 
 @dataclass
-class PairsArguments(Section):
+class CorpusArguments(Section):
+    """The location of a corpus: a data set, or the files of each split."""
+
+    dataset: str | None = option(None, "Folder or Hub name of a data set.")
+    dataset_config: str | None = option(None, "Configuration of the data set.")
+    train_file: list[str] = option([], "Training file(s).")
+    validation_file: list[str] = option([], "Validation file(s), in the same formats.")
+    test_file: list[str] = option([], "Test file(s), in the same formats.")
+
+
+@dataclass
+class PairsArguments(CorpusArguments):
     """The parallel corpus and the limits on its rows."""
 
     task: Literal["translation", "summarization"] = option(
@@ -131,14 +142,11 @@ class PairsArguments(Section):
         "Task: translation (BLEU, chrF, exact match, BLEU lower-cased) or summarization (ROUGE).",
     )
     dataset: str | None = option(None, "'dates' (built in), or the folder or Hub name of a data set.")
-    dataset_config: str | None = option(None, "Configuration of the data set.")
     train_file: list[str] = option(
         [],
         "Training files: tables (JSONL, CSV, TSV, Parquet), several of which are read one after the other, "
         "or two text files, source and target.",
     )
-    validation_file: list[str] = option([], "Validation file(s), in the same formats.")
-    test_file: list[str] = option([], "Test file(s), in the same formats.")
     source_field: str = option(
         "source", "Column of the source text; a dot selects a nested column (translation.de)."
     )

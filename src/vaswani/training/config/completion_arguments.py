@@ -8,11 +8,12 @@ from vaswani.data.text.completions import ChatSpec, CompletionSpec
 from vaswani.training.config.arguments import (
     AdapterArguments,
     CardArguments,
+    CorpusArguments,
     FamilyArguments,
     GivenModelArguments,
 )
-from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, BaseConfig, Section, option, redefault
-from vaswani.training.config.training_arguments import BaseTrainingArguments, FinetuningDefaults
+from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, BaseConfig, option, redefault
+from vaswani.training.config.training_arguments import FinetuningTrainingArguments
 
 
 @dataclass
@@ -31,21 +32,17 @@ class CausalModelArguments(GivenModelArguments):
 
 
 @dataclass
-class CompletionDataArguments(Section):
+class CompletionDataArguments(CorpusArguments):
     """The rows of prompts and completions, or of chats, and the limit on their length."""
 
     task: Literal["completion"] = option(
         "completion", "Continue prompts; see the page of vaswani finetune for other tasks."
     )
-    dataset: str | None = option(None, "Folder or Hub name of a data set.")
-    dataset_config: str | None = option(None, "Configuration of the data set.")
     train_file: list[str] = option(
         [],
         "Training files: tables (JSONL, JSON, CSV, TSV, Parquet), several of which are read one after the "
         "other, or two text files, prompts and completions, line by line.",
     )
-    validation_file: list[str] = option([], "Validation file(s), in the same formats.")
-    test_file: list[str] = option([], "Test file(s), in the same formats.")
     prompt_field: str = option("prompt", "Column of the prompt, which does not count in the loss.")
     completion_field: str = option(
         "completion", "Column of the completion, which follows the prompt as it is, spaces included."
@@ -66,23 +63,12 @@ class CompletionDataArguments(Section):
 
 
 @dataclass
-class CompletionTrainingArguments(FinetuningDefaults, BaseTrainingArguments):  # type: ignore[misc]  # learning_rate is not optional here
-    """Training arguments of a fine-tuning on completions."""
-
-    max_tokens_per_batch: int = option(
-        4096,
-        "Most tokens of a batch on one device, prompts and padding included; for training and evaluation.",
-        at_least=1,
-    )
-
-
-@dataclass
 class CompletionConfig(BaseConfig):
     """The resolved arguments of one fine-tuning on completions, a section each."""
 
     model: CausalModelArguments
     data: CompletionDataArguments
-    training: CompletionTrainingArguments
+    training: FinetuningTrainingArguments
     card: CardArguments
     adapter: AdapterArguments
 

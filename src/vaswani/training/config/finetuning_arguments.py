@@ -7,12 +7,12 @@ from typing import Any, ClassVar, Literal
 from vaswani.data.labels.labelled import LabelledSpec
 from vaswani.errors import UserError
 from vaswani.evaluation.label_metrics import METRICS_OF_TASK
-from vaswani.training.config.arguments import AdapterArguments, CardArguments
+from vaswani.training.config.arguments import AdapterArguments, CardArguments, CorpusArguments
 from vaswani.training.config.completion_arguments import CompletionConfig
 from vaswani.training.config.flags import check_choice
-from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, BaseConfig, Section, option
+from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, BaseConfig, option
 from vaswani.training.config.question_arguments import QuestionAnsweringConfig, QuestionModelArguments
-from vaswani.training.config.training_arguments import BaseTrainingArguments, FinetuningDefaults
+from vaswani.training.config.training_arguments import FinetuningTrainingArguments
 
 # Tasks that do not label texts or words, and have their own sections.
 OTHER_TASKS: dict[str, type[BaseConfig]] = {
@@ -36,7 +36,7 @@ class PretrainedModelArguments(QuestionModelArguments):
 
 
 @dataclass
-class LabelledDataArguments(Section):
+class LabelledDataArguments(CorpusArguments):
     """The task, the labelled rows and the limit on their length.
 
     Raises:
@@ -48,15 +48,11 @@ class LabelledDataArguments(Section):
         "One label for each text, any number of labels, a number, or a tag for each word. Also "
         "question_answering and completion, whose options vaswani finetune --task TASK --help lists.",
     )
-    dataset: str | None = option(None, "Folder or Hub name of a data set.")
-    dataset_config: str | None = option(None, "Configuration of the data set.")
     train_file: list[str] = option(
         [],
         "Training files: tables (JSONL, CSV, TSV, Parquet; for tagging also CoNLL's columns), several of "
         "which are read one after the other, or two text files, texts and labels, line by line.",
     )
-    validation_file: list[str] = option([], "Validation file(s), in the same formats.")
-    test_file: list[str] = option([], "Test file(s), in the same formats.")
     text_field: str = option(
         "text", "Column of the text, or of the words for tagging; a dot reaches into nested columns."
     )
@@ -85,7 +81,7 @@ class LabelledDataArguments(Section):
 
 
 @dataclass
-class FinetuningTrainingArguments(FinetuningDefaults, BaseTrainingArguments):  # type: ignore[misc]  # learning_rate is not optional here
+class LabelTrainingArguments(FinetuningTrainingArguments):
     """Training arguments of a fine-tuning on labels."""
 
     label_smoothing_factor: float = option(
@@ -97,11 +93,6 @@ class FinetuningTrainingArguments(FinetuningDefaults, BaseTrainingArguments):  #
         "GPT uses 0.5.",
         at_least=0,
     )
-    max_tokens_per_batch: int = option(
-        4096,
-        "Most tokens of a batch on one device, padding included; for training and evaluation.",
-        at_least=1,
-    )
 
 
 @dataclass
@@ -110,7 +101,7 @@ class LabelsConfig(BaseConfig):
 
     model: PretrainedModelArguments
     data: LabelledDataArguments
-    training: FinetuningTrainingArguments
+    training: LabelTrainingArguments
     card: CardArguments
 
     scores: ClassVar[Sequence[str]] = (

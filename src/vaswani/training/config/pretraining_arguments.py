@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 from vaswani.data.sources.corpus_spec import TextCorpusSpec
 from vaswani.training.config.arguments import (
     CardArguments,
+    CorpusArguments,
     DataArguments,
     FamilyArguments,
     ModelArguments,
@@ -92,20 +93,17 @@ class ContinuedModelArguments(Section):
 
 
 @dataclass
-class TextArguments(Section):
+class TextArguments(CorpusArguments):
     """The corpus of texts and the length of its sequences."""
 
     dataset: str | None = option(
         None, "Folder with train.jsonl, train.txt, ... (also .gz), or the Hub name of a data set."
     )
-    dataset_config: str | None = option(None, "Configuration of the data set.")
     train_file: list[str] = option(
         [],
         "Training files: JSONL, CSV, TSV, Parquet (also .gz) or plain text; several are read one after the "
         "other.",
     )
-    validation_file: list[str] = option([], "Validation file(s), in the same formats.")
-    test_file: list[str] = option([], "Test file(s), in the same formats.")
     text_field: str = option("text", "Column of the text; a dot selects a nested column.")
     documents: Literal["line", "blank_line"] = option(
         "line", "In text files: one document per line, or blank lines between documents."

@@ -10,11 +10,12 @@ from vaswani.evaluation.answer_metrics import AnswerMetric
 from vaswani.training.config.arguments import (
     AdapterArguments,
     CardArguments,
+    CorpusArguments,
     FamilyArguments,
     GivenModelArguments,
 )
 from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, BaseConfig, Section, option, redefault
-from vaswani.training.config.training_arguments import BaseTrainingArguments, FinetuningDefaults
+from vaswani.training.config.training_arguments import FinetuningTrainingArguments
 
 
 @dataclass
@@ -33,22 +34,18 @@ class QuestionModelArguments(GivenModelArguments):
 
 
 @dataclass
-class QuestionDataArguments(Section):
+class QuestionDataArguments(CorpusArguments):
     """The questions with their texts, and how the texts are cut into windows."""
 
     task: Literal["question_answering"] = option(
         "question_answering",
         "Answer questions by parts of a text; see the page of vaswani finetune for other tasks.",
     )
-    dataset: str | None = option(None, "Folder or Hub name of a data set.")
-    dataset_config: str | None = option(None, "Configuration of the data set.")
     train_file: list[str] = option(
         [],
         "Training files: SQuAD's JSON (v1.1 or v2.0), or rows in JSONL, JSON, CSV, TSV or Parquet; several "
         "are read one after the other.",
     )
-    validation_file: list[str] = option([], "Validation file(s), in the same formats.")
-    test_file: list[str] = option([], "Test file(s), in the same formats.")
     id_field: str = option("id", "Column of a name for each row; without it, rows are numbered.")
     context_field: str = option("context", "Column of the text; a dot reaches into nested columns.")
     question_field: str = option("question", "Column of the question.")
@@ -95,28 +92,13 @@ class AnswerArguments(Section):
 
 
 @dataclass
-class QuestionTrainingArguments(FinetuningDefaults, BaseTrainingArguments):  # type: ignore[misc]  # learning_rate is not optional here
-    """Training arguments of question answering.
-
-    Raises:
-        UserError: the fields contradict each other.
-    """
-
-    max_tokens_per_batch: int = option(
-        4096,
-        "Most tokens of a batch of windows on one device, padding included; for training and evaluation.",
-        at_least=1,
-    )
-
-
-@dataclass
 class QuestionAnsweringConfig(BaseConfig):
     """The resolved arguments of one fine-tuning on questions, a section each."""
 
     model: QuestionModelArguments
     data: QuestionDataArguments
     answers: AnswerArguments
-    training: QuestionTrainingArguments
+    training: FinetuningTrainingArguments
     card: CardArguments
     adapter: AdapterArguments
 

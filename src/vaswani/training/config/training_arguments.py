@@ -266,6 +266,17 @@ class FinetuningDefaults:
 
 
 @dataclass
+class FinetuningTrainingArguments(FinetuningDefaults, BaseTrainingArguments):  # type: ignore[misc]  # learning_rate is not optional here
+    """As `BaseTrainingArguments`, with the usual defaults of fine-tuning and smaller batches."""
+
+    max_tokens_per_batch: int = option(
+        4096,
+        "Most tokens of a batch on one device, padding included; for training and evaluation.",
+        at_least=1,
+    )
+
+
+@dataclass
 class TrainingArguments(BaseTrainingArguments, Seq2SeqTrainingArguments):
     """Training arguments of an encoder-decoder: label smoothing, and evaluation by decoding."""
 

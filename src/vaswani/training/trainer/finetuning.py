@@ -13,7 +13,7 @@ from accelerate.utils import send_to_device
 
 from vaswani.data.collation import IGNORED_LABEL
 from vaswani.model.losses import linear_cross_entropy
-from vaswani.training.config.finetuning_arguments import FinetuningTrainingArguments
+from vaswani.training.config.finetuning_arguments import LabelTrainingArguments
 from vaswani.training.trainer.adapted import base_model
 from vaswani.training.trainer.base import BaseTrainer, without_cache
 from vaswani.training.trainer.labels import LabelTask
@@ -31,7 +31,7 @@ class FinetuningTrainer(BaseTrainer):
         kwargs: as for `BaseTrainer`.
     """
 
-    args: FinetuningTrainingArguments
+    args: LabelTrainingArguments
 
     def __init__(self, *, task: LabelTask, **kwargs: Any):
         # Our loss for every model: the library's gives batches of any size the same weight.

@@ -14,7 +14,7 @@ from accelerate.utils import send_to_device
 
 from vaswani.inference.answer.spans import best_spans
 from vaswani.model.losses import token_loss_function
-from vaswani.training.config.question_arguments import QuestionTrainingArguments
+from vaswani.training.config.training_arguments import FinetuningTrainingArguments
 from vaswani.training.trainer.base import BaseTrainer
 
 
@@ -44,7 +44,7 @@ class QuestionTrainer(BaseTrainer):
         kwargs: as for `BaseTrainer`.
     """
 
-    args: QuestionTrainingArguments
+    args: FinetuningTrainingArguments
 
     def __init__(self, *, max_answer_length: int, n_best: int, **kwargs: Any):
         super().__init__(compute_loss_func=span_loss, **kwargs)
