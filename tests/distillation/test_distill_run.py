@@ -305,9 +305,7 @@ def test_what_cannot_work_is_said_in_one_line_and_nothing_is_written(options, wr
 def test_a_student_with_other_tokens_cannot_learn_distributions(options, tmp_path):
     student_of(options, "other", vocabulary="own", vocab_size=280, **SEQUENCES_ALONE)
     other = f"{options['output_dir']}-other"
-    with pytest.raises(
-        UserError, match=r"different source vocabularies \(300 and 280 tokens\).*by sequences"
-    ):
+    with pytest.raises(UserError, match=r"different source vocabularies, such as .*; .*by sequences"):
         run(options, student=other)
     student_of(options, "by sequences", student=other, **SEQUENCES_ALONE)
 

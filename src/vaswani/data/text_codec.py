@@ -225,19 +225,39 @@ def text_settings(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     }
 
 
-def check_same_special_tokens(
-    tokenizers: Sequence[PreTrainedTokenizerBase], others: Sequence[PreTrainedTokenizerBase], whose: str
+def check_same_tokens(
+    tokenizers: Sequence[PreTrainedTokenizerBase],
+    others: Sequence[PreTrainedTokenizerBase],
+    whose: str,
+    remedy: str,
 ) -> None:
-    """Check that two models expect the same source prefix and special tokens, since they get the same input.
+    """Check that two models read and write the same tokens, with the same ids.
 
     Args:
         tokenizers: the source and the target tokenizer of one model.
         others: the source and the target tokenizer of the other model.
         whose: names both models in messages.
+        remedy: what to do about different vocabularies, the end of the message.
 
     Raises:
-        UserError: their source prefixes or special tokens differ.
+        UserError: their source prefixes, special tokens or vocabularies differ.
     """
+    _check_same_special_tokens(tokenizers, others, whose)
+    sides: tuple[Side, Side] = ("source", "target")
+    for side, one, other in zip(sides, tokenizers, others, strict=True):
+        ids, of_other = TextCodec(one, side).vocabulary(), TextCodec(other, side).vocabulary()
+        if ids != of_other:
+            token = next(each for each in {**ids, **of_other} if ids.get(each) != of_other.get(each))
+            raise UserError(
+                f"{whose} have different {side} vocabularies, such as {token!r}: {ids.get(token)} and "
+                f"{of_other.get(token)}; {remedy}"
+            )
+
+
+def _check_same_special_tokens(
+    tokenizers: Sequence[PreTrainedTokenizerBase], others: Sequence[PreTrainedTokenizerBase], whose: str
+) -> None:
+    """Check that two models, which get the same texts, expect the same source prefix and special tokens."""
     prefixes = source_prefix(tokenizers[0]), source_prefix(others[0])
     if prefixes[0] != prefixes[1]:
         raise UserError(

@@ -91,7 +91,36 @@ WEIGHTS = ("label_weight", "soft_target_weight", "cosine_weight", "relation_weig
 
 
 @dataclass
-class DistillationArguments(DistillationObjectives):
+class TeacherArguments(DistillationObjectives):
+    """The teacher, and the loss of a student of any kind.
+
+    Raises:
+        UserError: no teacher was given, or several that cannot be averaged.
+    """
+
+    teacher: list[str] = option(
+        [], "Folder or Hub name of the teacher; several are averaged by their probabilities."
+    )
+    teacher_dtype: Literal["float32", "bfloat16", "float16"] | None = option(
+        None, "Type of the teacher's weights. Default: as saved."
+    )
+    baseline: bool = option(
+        True, "Also train the same student without the teacher, in output_dir/baseline, for the report."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.teacher:
+            raise UserError("no teacher was given; set teacher to the folder of a trained model")
+        if self.uses_states and len(self.teacher) > 1:
+            raise UserError(
+                f"hidden states of {len(self.teacher)} teachers cannot be averaged; give one teacher, or set "
+                "cosine_weight and relation_weight to 0"
+            )
+
+
+@dataclass
+class DistillationArguments(TeacherArguments):
     """The teacher, what the student learns from it, and how the student starts.
 
     Raises:
@@ -102,9 +131,6 @@ class DistillationArguments(DistillationObjectives):
         [],
         "Folder or Hub name of any encoder-decoder; several are averaged. A configuration (.yaml) is "
         "trained first, unless its model exists.",
-    )
-    teacher_dtype: Literal["float32", "bfloat16", "float16"] | None = option(
-        None, "Type of the teacher's weights. Default: as saved."
     )
     targets: Literal["references", "teacher", "both"] = option(
         "teacher",
@@ -133,17 +159,12 @@ class DistillationArguments(DistillationObjectives):
         "Vocabulary of the student: the teacher's, or its own, trained on the corpus (vocab_size; only for "
         "sequence-level distillation).",
     )
-    baseline: bool = option(
-        True, "Also train the same student without the teacher, in output_dir/baseline, for the report."
-    )
     retention_metric: str | None = option(
         None, f"Metric of the report: {', '.join(METRICS)}; default: the first of the task."
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.teacher:
-            raise UserError("no teacher was given; set teacher to the folder of a trained model")
         if self.retention_metric not in (None, *METRICS):
             raise UserError(
                 f"retention_metric={self.retention_metric} is unknown; choose one of {', '.join(METRICS)}"
@@ -159,11 +180,6 @@ class DistillationArguments(DistillationObjectives):
             raise UserError(
                 "teacher_top_k keeps distributions alone; leave it out, or set cosine_weight and "
                 "relation_weight to 0"
-            )
-        if self.uses_states and len(self.teacher) > 1:
-            raise UserError(
-                f"hidden states of {len(self.teacher)} teachers cannot be averaged; give one teacher, or set "
-                "cosine_weight and relation_weight to 0"
             )
 
     def unused(self) -> dict[str, str]:

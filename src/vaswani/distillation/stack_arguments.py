@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from vaswani.distillation.arguments import FROM_TEACHER, DistillationArguments, DistillationObjectives
+from vaswani.distillation.arguments import FROM_TEACHER, TeacherArguments
 from vaswani.errors import UserError
 from vaswani.training.config.arguments import CardArguments, FamilyArguments
 from vaswani.training.config.finetuning_arguments import (
@@ -24,7 +24,7 @@ from vaswani.training.config.training_arguments import BaseTrainingArguments, Fi
 
 
 @dataclass
-class StackDistillationArguments(DistillationObjectives):
+class StackDistillationArguments(TeacherArguments):
     """The teacher, what the student learns from it, and how the student starts.
 
     The defaults are DistilBERT's (Sanh et al., 2019, arXiv:1910.01108, section 3).
@@ -33,16 +33,10 @@ class StackDistillationArguments(DistillationObjectives):
         UserError: the fields contradict each other.
     """
 
-    label_weight: float = redefault(DistillationObjectives, "label_weight", 2.0)
-    soft_target_weight: float = redefault(DistillationObjectives, "soft_target_weight", 5.0)
-    temperature: float = redefault(DistillationObjectives, "temperature", 2.0)
-    cosine_weight: float = redefault(DistillationObjectives, "cosine_weight", 1.0)
-    teacher: list[str] = option(
-        [], "Folder or Hub name of the teacher; several are averaged by their probabilities."
-    )
-    teacher_dtype: Literal["float32", "bfloat16", "float16"] | None = redefault(
-        DistillationArguments, "teacher_dtype", None
-    )
+    label_weight: float = redefault(TeacherArguments, "label_weight", 2.0)
+    soft_target_weight: float = redefault(TeacherArguments, "soft_target_weight", 5.0)
+    temperature: float = redefault(TeacherArguments, "temperature", 2.0)
+    cosine_weight: float = redefault(TeacherArguments, "cosine_weight", 1.0)
     student: str = option(
         FROM_TEACHER,
         "Initial student: teacher, student_layers of the teacher's layers; random, new weights in that "
@@ -52,7 +46,6 @@ class StackDistillationArguments(DistillationObjectives):
         None,
         'Layers of the teacher to keep: a number, evenly spaced ("6"), or a list ("0,2,5"). Default: half.',
     )
-    baseline: bool = redefault(DistillationArguments, "baseline", True)
 
     @property
     def uses_texts(self) -> bool:
@@ -61,17 +54,10 @@ class StackDistillationArguments(DistillationObjectives):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.teacher:
-            raise UserError("no teacher was given; set teacher to the folder of a trained model")
         if not (self.uses_distributions or self.uses_states or self.uses_texts):
             raise UserError(
                 "nothing would be taken from the teacher; set soft_target_weight, cosine_weight or "
                 "relation_weight above 0"
-            )
-        if self.uses_states and len(self.teacher) > 1:
-            raise UserError(
-                f"hidden states of {len(self.teacher)} teachers cannot be averaged; give one teacher, or set "
-                "cosine_weight and relation_weight to 0"
             )
 
 

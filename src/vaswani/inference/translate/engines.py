@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 
-from vaswani.data.text_codec import Side, TextCodec, check_same_special_tokens
+from vaswani.data.text_codec import check_same_tokens
 from vaswani.errors import UserError
 from vaswani.hub.checkpoint import local_folder
 from vaswani.inference.loading import LoadOptions, load_for_onnx, load_for_torch
@@ -77,26 +77,11 @@ def load_ensemble(names: Sequence[str | Path], options: LoadOptions, ensemble: E
     loaded = [_load_torch(name, options) for name in names]
     first = loaded[0]
     for name, other in zip(names[1:], loaded[1:], strict=True):
-        _check_same_tokens(names[0], first, name, other)
+        whose = f"{names[0]} and {name}"
+        check_same_tokens(first[1:], other[1:], whose, "an ensemble needs the same tokens")
     models = [cast(TorchEngine, engine).model for engine, _, _ in loaded]
     average = ensemble.average or AVERAGES[0]
     return TorchEngine(Ensemble(models, ensemble.weights, average)), *first[1:]
-
-
-def _check_same_tokens(name: str | Path, first: Loaded, other_name: str | Path, other: Loaded) -> None:
-    """Raise a UserError unless two models read and write the same tokens with the same ids."""
-    check_same_special_tokens(first[1:], other[1:], f"{name} and {other_name}")
-    sides: dict[Side, Any] = {"source": (first[1], other[1]), "target": (first[2], other[2])}
-    for side, tokenizers in sides.items():
-        of_first, of_other = (TextCodec(each, side).vocabulary() for each in tokenizers)
-        if of_first != of_other:
-            token = next(
-                each for each in {**of_first, **of_other} if of_first.get(each) != of_other.get(each)
-            )
-            raise UserError(
-                f"{name} and {other_name} have different {side} vocabularies, such as {token!r}: "
-                f"{of_first.get(token)} and {of_other.get(token)}; an ensemble needs the same tokens"
-            )
 
 
 def _load_torch(name: str | Path, options: LoadOptions) -> Loaded:
