@@ -9,7 +9,6 @@ R resamples
 from __future__ import annotations
 
 import os
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,22 +16,19 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from vaswani.data.evenly_spread import evenly_spread
 from vaswani.distillation.measuring import (
     ROUNDS,
     SPEED_ROWS,
-    ByRole,
+    BaseComparison,
+    Measured,
     Score,
-    gain_of,
+    Trial,
     machine_of,
-    retention_of,
     seconds_in_turns,
-    weight_bytes,
 )
 from vaswani.errors import UserError
-from vaswani.evaluation.confidence import PERCENTILES, RESAMPLES, Estimate, resampled_scores
+from vaswani.evaluation.confidence import PERCENTILES, RESAMPLES, resampled_scores
 from vaswani.evaluation.text_metrics import check_task, score_texts, task_of_metric
 from vaswani.evaluation.translator import Evaluation, evaluate
 from vaswani.inference.translate.translation import Translator
@@ -53,42 +49,24 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class ModelResult:
-    """The measurements of one model."""
+class ModelResult(Measured):
+    """The measurements of one model; scores are 0 to 100, and gains are in points."""
 
-    name: str
-    role: str  # "teacher", "student" or "baseline"
-    parameters: int  # shared parameters count once
-    parameter_ratio: float  # relative to the teacher
-    weight_bytes: int | None  # size of the weight files; None if they were not saved
     dtype: str  # dtype of the weights
     max_length: int  # most tokens of a translation: the option, or less if the model has fewer positions
     untranslated_rows: int  # too long for the model; they count as empty translations
     cut_off_rows: int  # rows whose source was truncated to `max_source_length` tokens
-    scores: dict[str, Estimate]  # the score in each metric of the task, 0 to 100
-    # The score as a fraction of the teacher's, with the paired interval. Resamples in which the teacher
-    # scores 0 are left out. None if the teacher scores 0 on all rows.
-    retention: Estimate | None
-    retentions: dict[str, Estimate | None]  # the retention in each metric
-    gain: Estimate | None  # students only: points over the baseline, with the paired interval
-    seconds: list[float]  # duration of each timed round
     sentences_per_second: float  # from the median of `seconds`
-    speedup: float  # the teacher's median time divided by the model's
 
 
 @dataclass(frozen=True)
-class Comparison(ByRole):
+class Comparison(BaseComparison):
     """The result of `compare`."""
 
-    metric: str  # metric of `retention` and `gain`
-    data: str  # name of the data
-    rows: int
-    models: list[ModelResult]  # the teacher, the students and, if there is one, the baseline
+    models: list[ModelResult]
     signatures: dict[str, str]  # signatures of the metrics that have one
     search: dict[str, Any]  # search options of all models
     bootstrap: dict[str, Any]  # number of resamples, percentiles of the intervals, seed
-    speed: dict[str, int]  # rows of each timed round, number of rounds
-    machine: dict[str, Any]  # device, CPU threads, version of torch
 
 
 def load_candidates(names: Sequence[str], **options: Any) -> list[Candidate]:
@@ -159,14 +137,28 @@ def compare(
     seconds = decoding_seconds(translators, sources, progress)
 
     references = [row["target"] for row in rows]
-    resampled = [resampled_scores(_texts(evaluation), references, task, seed) for evaluation in evaluations]
-    measured = list(map(_Measured, candidates, roles, evaluations, resampled, seconds))
-    without_distillation = measured[-1] if baseline else None
+    scores = [_scores(evaluation, references, task, seed) for evaluation in evaluations]
+    trials = [
+        Trial(one.name, role, one.translator.model, one.folder, of_model, times)
+        for one, role, of_model, times in zip(candidates, roles, scores, seconds, strict=True)
+    ]
     return Comparison(
         metric=metric,
         data=data,
         rows=len(rows),
-        models=[_result(one, measured[0], without_distillation, metric, len(sources)) for one in measured],
+        models=[
+            ModelResult.of(
+                trial,
+                trials,
+                metric,
+                dtype=str(trial.model.dtype).removeprefix("torch."),
+                max_length=translator.max_length,
+                untranslated_rows=evaluation.untranslated_rows,
+                cut_off_rows=evaluation.cut_off_rows,
+                sentences_per_second=len(sources) / trial.median_seconds,
+            )
+            for trial, translator, evaluation in zip(trials, translators, evaluations, strict=True)
+        ],
         signatures=evaluations[0].signatures,
         search=_search(teacher.translator),
         bootstrap={"resamples": RESAMPLES, "percentiles": PERCENTILES, "seed": seed},
@@ -212,8 +204,10 @@ def _search(translator: Translator) -> dict[str, Any]:
     return always | {name: value for name, value in others.items() if value and name not in left_out}
 
 
-def _texts(evaluation: Evaluation) -> list[str]:
-    return [translation.text for translation in evaluation.translations]
+def _scores(evaluation: Evaluation, references: list[str], task: str, seed: int) -> dict[str, Score]:
+    texts = [translation.text for translation in evaluation.translations]
+    resampled = resampled_scores(texts, references, task, seed)
+    return {metric: (score, resampled[metric]) for metric, score in evaluation.scores.items()}
 
 
 # Speed.
@@ -228,55 +222,3 @@ def decoding_seconds(
         return lambda: list(translator.translate(sources, with_scores=False, progress=progress))
 
     return seconds_in_turns(list(map(decoding, translators)), ROUNDS)
-
-
-# Results.
-
-
-@dataclass(frozen=True)
-class _Measured:
-    candidate: Candidate
-    role: str
-    evaluation: Evaluation
-    resampled: dict[str, np.ndarray]  # scores [R] of each metric
-    seconds: list[float]
-
-    @property
-    def parameters(self) -> int:
-        return self.candidate.translator.model.num_parameters()
-
-    def score(self, metric: str) -> Score:
-        """Return the score on the rows and the scores on the resampled rows."""
-        return self.evaluation.scores[metric], self.resampled[metric]
-
-    @property
-    def median_seconds(self) -> float:
-        return statistics.median(self.seconds)
-
-
-def _result(
-    model: _Measured, teacher: _Measured, baseline: _Measured | None, metric: str, speed_rows: int
-) -> ModelResult:
-    translator = model.candidate.translator
-    return ModelResult(
-        name=model.candidate.name,
-        role=model.role,
-        parameters=model.parameters,
-        parameter_ratio=model.parameters / teacher.parameters,
-        weight_bytes=None if model.candidate.folder is None else weight_bytes(model.candidate.folder),
-        dtype=str(translator.model.dtype).removeprefix("torch."),
-        max_length=translator.max_length,
-        untranslated_rows=model.evaluation.untranslated_rows,
-        cut_off_rows=model.evaluation.cut_off_rows,
-        scores={name: Estimate.from_resamples(*model.score(name)) for name in model.evaluation.scores},
-        retention=retention_of(model.score(metric), teacher.score(metric)),
-        retentions={
-            name: retention_of(model.score(name), teacher.score(name)) for name in model.evaluation.scores
-        },
-        gain=gain_of(model.score(metric), baseline.score(metric))
-        if baseline and model.role == "student"
-        else None,
-        seconds=model.seconds,
-        sentences_per_second=speed_rows / model.median_seconds,
-        speedup=teacher.median_seconds / model.median_seconds,
-    )

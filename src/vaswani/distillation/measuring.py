@@ -5,18 +5,23 @@ R resamples
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from vaswani.evaluation.confidence import Estimate
+from vaswani.training.config.training_arguments import LOWER_IS_BETTER as LOWER_METRICS
 
 SPEED_ROWS = 500  # most rows of a timed round
 ROUNDS = 5  # timed, after one of warm-up
+LOWER_IS_BETTER = (*LOWER_METRICS, "bits_per_byte")
 
 Score = tuple[float, np.ndarray]  # score on the rows, and on resamples of them [R], the same for all models
 
@@ -63,10 +68,82 @@ def machine_of(device: torch.device) -> dict[str, Any]:
     return {"device": name, "threads": torch.get_num_threads(), "torch": str(torch.__version__)}
 
 
-class ByRole:
-    """The models of a comparison by their role: "teacher", "student" or "baseline"."""
+@dataclass(frozen=True)
+class Trial:
+    """A model of a comparison, with its raw scores and times."""
 
+    name: str
+    role: str  # "teacher", "student" or "baseline"
+    model: PreTrainedModel
+    folder: Path | None  # folder of the weight files, to report their size; None if not saved
+    scores: dict[str, Score]
+    seconds: list[float]  # duration of each timed round
+
+    @property
+    def median_seconds(self) -> float:
+        """The median of `seconds`."""
+        return statistics.median(self.seconds)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The measurements of one model that every comparison reports."""
+
+    name: str  # name in the report
+    role: str  # "teacher", "student" or "baseline"
+    parameters: int  # shared parameters count once
+    parameter_ratio: float  # relative to the teacher
+    weight_bytes: int | None  # size of the weight files; None if they were not saved
+    scores: dict[str, Estimate]  # the score in each metric
+    # The score as a fraction of the teacher's, with the paired interval. Resamples in which the teacher
+    # scores 0 are left out. None if the teacher scores 0 on all rows.
+    retention: Estimate | None
+    retentions: dict[str, Estimate | None]  # the retention in each metric for which higher is better
+    gain: Estimate | None  # students only: difference to the baseline, with the paired interval
+    seconds: list[float]  # duration of each timed round
+    speedup: float  # the teacher's median time divided by the model's
+
+    @classmethod
+    def of(cls, trial: Trial, trials: Sequence[Trial], metric: str, **fields: Any) -> Self:
+        """Compare a model with the teacher and, if there is one, with the baseline.
+
+        Args:
+            trial: the model.
+            trials: all models: the teacher, or several, first, and the baseline last.
+            metric: the metric of `retention` and `gain`.
+            fields: the fields that a subclass adds.
+        """
+        teacher, baseline = trials[0], trials[-1] if trials[-1].role == "baseline" else None
+        parameters = trial.model.num_parameters()
+        retentions = {name: retention_of(trial.scores[name], teacher.scores[name]) for name in trial.scores}
+        return cls(
+            name=trial.name,
+            role=trial.role,
+            parameters=parameters,
+            parameter_ratio=parameters / teacher.model.num_parameters(),
+            weight_bytes=None if trial.folder is None else weight_bytes(trial.folder),
+            scores={name: Estimate.from_resamples(*score) for name, score in trial.scores.items()},
+            retention=retentions[metric],
+            retentions={name: each for name, each in retentions.items() if name not in LOWER_IS_BETTER},
+            gain=gain_of(trial.scores[metric], baseline.scores[metric])
+            if baseline and trial.role == "student"
+            else None,
+            seconds=trial.seconds,
+            speedup=teacher.median_seconds / trial.median_seconds,
+            **fields,
+        )
+
+
+@dataclass(frozen=True)
+class BaseComparison:
+    """The result of every comparison."""
+
+    metric: str  # metric of `retention` and `gain`
+    data: str  # name of the data
+    rows: int
     models: list[Any]  # teachers, students and, if there is one, the baseline
+    speed: dict[str, int]  # rows of each timed round, number of rounds
+    machine: dict[str, Any]  # device, CPU threads, version of torch
 
     @property
     def teacher(self) -> Any:

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vaswani.distillation.comparison import Comparison, ModelResult
-from vaswani.distillation.measuring import ByRole
+from vaswani.distillation.comparison import Comparison
+from vaswani.distillation.measuring import BaseComparison, Measured
 from vaswani.errors import RunError, UserError
 from vaswani.evaluation.confidence import Estimate
 from vaswani.evaluation.text_metrics import METRIC_NAMES
@@ -44,7 +44,7 @@ def write_report(comparison: Comparison, folder: Path) -> None:
         _write(folder / PLOT, figure.to_bytes("png"))
 
 
-def write_texts(comparison: ByRole, markdown: str, folder: Path) -> None:
+def write_texts(comparison: BaseComparison, markdown: str, folder: Path) -> None:
     """Write `report.md` and `report.json` of a comparison.
 
     Raises:
@@ -62,7 +62,7 @@ def _write(path: Path, contents: bytes) -> None:
         raise RunError(f"cannot write {path}: {error.strerror}") from error
 
 
-def as_dict(comparison: Any) -> dict[str, Any]:
+def as_dict(comparison: BaseComparison) -> dict[str, Any]:
     """Return all measurements as plain JSON values, after the main numbers of the first student.
 
     The main numbers are `retention`, a fraction of the teacher's score (0.987 means 98.7 %; null if that
@@ -90,7 +90,8 @@ def as_markdown(comparison: Comparison) -> str:
     """Return a section of a model card: a row for each model, the conclusions, and the conditions."""
     metrics = [METRIC_NAMES[name] for name in comparison.teacher.scores]
     columns = ["model", "role", "parameters", "weights", *metrics, "retention", "sentences/s", "speed-up"]
-    table = markdown_table(columns, map(_cells, comparison.models), numbers=columns[2:])
+    rows = [cells(model, model.sentences_per_second, _size_of_weights(model)) for model in comparison.models]
+    table = markdown_table(columns, rows, numbers=columns[2:])
     parts = [
         "## Distillation",
         "",
@@ -103,28 +104,39 @@ def as_markdown(comparison: Comparison) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _cells(model: ModelResult) -> tuple[str, ...]:
+def cells(model: Measured, speed: float, *sizes: str) -> tuple[str, ...]:
+    """Return the row of a model in the table of a report.
+
+    Args:
+        model: its measurements.
+        speed: rows or sentences per second.
+        sizes: cells that follow the number of parameters.
+    """
     return (
         model.name,
         model.role,
         f"{model.parameters:,} ({100 * model.parameter_ratio:.1f} %)",
-        "not saved" if model.weight_bytes is None else f"{model.weight_bytes / 1e6:.1f} MB",
-        *map(interval, model.scores.values()),
-        "undefined" if model.retention is None else percent(model.retention),
-        f"{model.sentences_per_second:.1f}",
+        *sizes,
+        *map(_interval, model.scores.values()),
+        "undefined" if model.retention is None else _percent(model.retention),
+        f"{speed:.1f}",
         f"{model.speedup:.2f}×",
     )
 
 
-def interval(estimate: Estimate, sign: str = "") -> str:
+def _size_of_weights(model: Measured) -> str:
+    return "not saved" if model.weight_bytes is None else f"{model.weight_bytes / 1e6:.1f} MB"
+
+
+def _interval(estimate: Estimate, sign: str = "") -> str:
     return f"{estimate.value:{sign}.2f} [{estimate.low:{sign}.2f}, {estimate.high:{sign}.2f}]"
 
 
-def percent(share: Estimate) -> str:
+def _percent(share: Estimate) -> str:
     return f"{100 * share.value:.1f} % [{100 * share.low:.1f}, {100 * share.high:.1f}]"
 
 
-def conclusions(comparison: ByRole, metric: str, verb: str) -> Iterator[str]:
+def conclusions(comparison: BaseComparison, metric: str, verb: str) -> Iterator[str]:
     """Yield the conclusions about each student, as lines of Markdown.
 
     Args:
@@ -137,11 +149,11 @@ def conclusions(comparison: ByRole, metric: str, verb: str) -> Iterator[str]:
         if student.retention is None:
             quality = f"the teacher's {metric} is 0, so its retention is undefined"
         else:
-            quality = f"it retains {percent(student.retention)} of the teacher's {metric}"
+            quality = f"it retains {_percent(student.retention)} of the teacher's {metric}"
         yield f"- `{student.name}` has {size} and {verb} {student.speedup:.2f} times as fast; {quality}."
         if student.gain is not None and comparison.baseline is not None:
             against = f"Against `{comparison.baseline.name}`, which was trained without distillation"
-            points = f"{interval(student.gain, sign='+')} points of {metric}"
+            points = f"{_interval(student.gain, sign='+')} points of {metric}"
             yield f"  {against}: {points}, {_verdict(student.gain)}."
 
 
@@ -154,27 +166,38 @@ def _verdict(gain: Estimate) -> str:
 
 
 def _conditions(comparison: Comparison) -> Iterator[str]:
-    bootstrap, speed, machine = comparison.bootstrap, comparison.speed, comparison.machine
     lengths = _listing(f"{model.max_length}" for model in comparison.models)
     dtypes = _listing(model.dtype for model in comparison.models)
     yield f"- Data: {comparison.data}, {comparison.rows:,} rows."
     for name, signature in comparison.signatures.items():
         yield f"- {METRIC_NAMES[name]}: `{signature}`."
-    yield (
-        f"- In brackets: 95 % confidence intervals, from {bootstrap['resamples']:,} bootstrap resamples of "
-        f"the rows (Koehn, 2004), the same for all models; seed {bootstrap['seed']}."
-    )
+    yield intervals_line(comparison.bootstrap["resamples"], comparison.bootstrap["seed"])
     search = ", ".join(f"{name} {value}" for name, value in comparison.search.items() if value is not None)
     yield f"- Search: {search}, max_length {lengths}."
-    yield (
-        f"- Speed: median of {speed['rounds']} rounds of {speed['rows']:,} rows, in which models took turns; "
-        f"{machine['device']}, CPU threads: {machine['threads']}, torch {machine['torch']}, {dtypes}."
-    )
+    yield speed_line(comparison, dtypes)
     for model in comparison.models:
         if model.untranslated_rows:
             yield f"- Too long for `{model.name}`, counted as empty: {model.untranslated_rows:,} rows."
         if model.cut_off_rows:
             yield f"- Source cut off for `{model.name}`: {model.cut_off_rows:,} rows."
+
+
+def intervals_line(resamples: int, seed: int) -> str:
+    """Explain the intervals of a comparison."""
+    return (
+        f"- In brackets: 95 % confidence intervals, from {resamples:,} bootstrap resamples of the rows "
+        f"(Koehn, 2004), the same for all models; seed {seed}."
+    )
+
+
+def speed_line(comparison: BaseComparison, *details: str) -> str:
+    """Tell how the speeds of a comparison were measured."""
+    speed, machine = comparison.speed, comparison.machine
+    where = [machine["device"], f"CPU threads: {machine['threads']}", f"torch {machine['torch']}", *details]
+    return (
+        f"- Speed: median of {speed['rounds']} rounds of {speed['rows']:,} rows, in which models took turns; "
+        f"{', '.join(where)}."
+    )
 
 
 def _listing(values: Iterable[str]) -> str:
