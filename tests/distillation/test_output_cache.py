@@ -13,7 +13,8 @@ from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
 
 from damage import DAMAGES
 from toy_translation import toy_model
-from vaswani.distillation.output_cache import MANIFEST, OutputCache, fingerprint_model, fingerprint_rows
+from vaswani.distillation.fingerprints import fingerprint_model, fingerprint_rows
+from vaswani.distillation.output_cache import MANIFEST, OutputCache
 from vaswani.errors import RunError, UserError
 from vaswani.files.atomic_files import unfinished_path
 
@@ -257,7 +258,7 @@ COLUMNS = {
 def test_equal_rows_have_equal_fingerprints_however_they_are_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vaswani.distillation.output_cache.ROWS_HASHED_AT_ONCE", 4)
+    monkeypatch.setattr("vaswani.distillation.fingerprints.ROWS_HASHED_AT_ONCE", 4)
     rows, names = Dataset.from_dict(COLUMNS), list(COLUMNS)
     expected = fingerprint_rows(rows, names)
     rows.save_to_disk(tmp_path, num_shards=3)

@@ -28,7 +28,8 @@ from vaswani.distillation.arguments import FROM_TEACHER, RANDOM
 from vaswani.distillation.baseline import BASELINE, train_unless_done, training_of_baseline
 from vaswani.distillation.comparison import Candidate, Comparison, compare, sentences_to_decode
 from vaswani.distillation.config import DistillationConfig
-from vaswani.distillation.output_cache import OutputCache, fingerprint_rows, progress_of_rows, shared_cache
+from vaswani.distillation.fingerprints import fingerprint_rows
+from vaswani.distillation.output_cache import OutputCache, progress_of_rows, shared_cache
 from vaswani.distillation.report import as_markdown, write_report
 from vaswani.distillation.student import student_from_teacher, warn_unless_smaller
 from vaswani.distillation.teacher import Teacher, check_same_vocabulary, check_teachers, load_teacher

@@ -25,13 +25,9 @@ from vaswani.data.sources.corpus_spec import TextCorpusSpec
 from vaswani.data.sources.row_report import RowReport
 from vaswani.distillation.arguments import FROM_TEACHER, RANDOM
 from vaswani.distillation.baseline import BASELINE, train_unless_done, training_of_baseline
+from vaswani.distillation.fingerprints import fingerprint_model, fingerprint_rows
 from vaswani.distillation.measuring import Score
-from vaswani.distillation.output_cache import (
-    fingerprint_model,
-    fingerprint_rows,
-    progress_of_rows,
-    shared_cache,
-)
+from vaswani.distillation.output_cache import progress_of_rows, shared_cache
 from vaswani.distillation.recording import stacks
 from vaswani.distillation.report import write_texts
 from vaswani.distillation.stack_arguments import (

@@ -14,7 +14,7 @@ from vaswani.data.sources.corpus_spec import CorpusSpec
 from vaswani.data.text_codec import check_same_tokens
 from vaswani.distillation.arguments import FROM_TEACHER, RANDOM
 from vaswani.distillation.config import DistillationConfig
-from vaswani.distillation.output_cache import fingerprint_model
+from vaswani.distillation.fingerprints import fingerprint_model
 from vaswani.errors import UserError
 from vaswani.files.run_files import SETTINGS_FILE
 from vaswani.files.run_settings import read_settings

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from datasets import Dataset, concatenate_datasets
 
 from vaswani.data.sources.corpus_spec import TEXT_FEATURES
-from vaswani.distillation.output_cache import OutputCache, fingerprint_config, fingerprint_tokenizer
+from vaswani.distillation.fingerprints import fingerprint_config, fingerprint_tokenizer
+from vaswani.distillation.output_cache import OutputCache
 from vaswani.inference.translate.results import Translation
 from vaswani.inference.translate.translation import Translator
 

@@ -18,7 +18,8 @@ from datasets import Dataset
 
 from vaswani.data.text.sequences import boundary_token_ids
 from vaswani.data.text_codec import TextCodec
-from vaswani.distillation.output_cache import OutputCache, fingerprint_config, fingerprint_tokenizer
+from vaswani.distillation.fingerprints import fingerprint_config, fingerprint_tokenizer
+from vaswani.distillation.output_cache import OutputCache
 from vaswani.distillation.teacher_targets import TaughtRows
 from vaswani.inference.continuing import Prompt
 from vaswani.inference.generation_options import GenerationOptions
