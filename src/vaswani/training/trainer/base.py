@@ -1,7 +1,7 @@
 """The base of all trainers: token-budget batches, the paper's schedule, exact evaluation, whole checkpoints.
 
 Everything else (mixed precision, accumulation, compilation, several devices, logging) is transformers'.
-Separate tasks are separate objects that the trainer holds: `Objective`, `Meter`, `LossMeans`,
+Separate tasks are separate objects that the trainer holds: `DataLoaders`, `Objective`, `Meter`, `LossMeans`,
 `FiniteUpdates`, `FinalAverage`, `StopOnSignal`, `Sharding`, `Publisher`. Section numbers refer to Vaswani et
 al. (2017), arXiv:1706.03762.
 """
@@ -9,18 +9,15 @@ al. (2017), arXiv:1706.03762.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from inspect import signature
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from accelerate.data_loader import prepare_data_loader
-from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, EvalPrediction, Trainer, TrainerState
@@ -32,9 +29,8 @@ from transformers.trainer_utils import (
     rotate_checkpoints,
 )
 
-from vaswani.data.batching import TokenBudgetBatchSampler, TokenBudgetStream
-from vaswani.data.bpe_dropout import BpeDropoutDataset, PairSplitter
-from vaswani.data.columns import Integers, integer_column
+from vaswani.data.bpe_dropout import PairSplitter
+from vaswani.data.columns import Integers
 from vaswani.data.sources.row_report import RowReport
 from vaswani.errors import StoppedError
 from vaswani.files.run_files import HISTORY, PASSES
@@ -53,6 +49,7 @@ from vaswani.training.trainer.checkpoints import (
     read_manifest,
     unfinished_checkpoint,
 )
+from vaswani.training.trainer.data_loaders import DataLoaders, lengths_of
 from vaswani.training.trainer.evaluated_rows import EvaluatedRows
 from vaswani.training.trainer.final_average import FinalAverage
 from vaswani.training.trainer.finite_updates import FiniteUpdates
@@ -92,6 +89,7 @@ class BaseTrainer(Trainer):
             checkpoints.
         forward_options: options of the model's forward pass.
         objective: the objective whose loss is trained (see `set_objective`).
+        resumed: the state of the checkpoint from which the training resumes.
     """
 
     args: BaseTrainingArguments
@@ -123,6 +121,7 @@ class BaseTrainer(Trainer):
             copies=self.get_tp_size(),
             predicts_tokens=self.model.get_output_embeddings() is not None,
         )
+        self.data_loaders = DataLoaders(self)
         self.loss_means = LossMeans(self)
         self.finite_updates = FiniteUpdates(self)
         self.final_average = FinalAverage(self)
@@ -136,10 +135,8 @@ class BaseTrainer(Trainer):
         self.extra_modules: dict[str, torch.nn.Module] = {}
         self.forward_options: dict[str, Any] = {}
         self.objective: Objective = Objective()
+        self.resumed: TrainerState | None = None
         self.num_epochs = 0
-        self._resumed: TrainerState | None = None
-        self._recorded_passes: list[int] = []  # over a stream, in the checkpoint from which a run resumes
-        self._stream: TokenBudgetStream | None = None  # of the training rows, if they are streamed
         self._unfinished: Path | None = None  # folder in which a checkpoint is being written
         self._schedule: Any = None  # the paper's schedule, if the trainer made it
 
@@ -194,10 +191,10 @@ class BaseTrainer(Trainer):
             self.settings = manifest_of(self.args)
             if checkpoint:
                 self.history = check_resumable(given_checkpoint(checkpoint), self.args).record
-        self._resumed = None
+        self.resumed = None
         if checkpoint:
-            self._resumed = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-            self._recorded_passes = read_manifest(checkpoint).get(PASSES, [])
+            self.resumed = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+            self.data_loaders.recorded_passes = read_manifest(checkpoint).get(PASSES, [])
         hook = self.model.register_load_state_dict_post_hook(self._expect_only_what_is_saved)
         try:
             with self.objective.training():
@@ -226,15 +223,15 @@ class BaseTrainer(Trainer):
         self.num_epochs, *others, max_steps = super().set_initial_training_values(args, dataloader)
         if self._is_finished(max_steps):
             return 0, *others, max_steps
-        resumed = self._resumed or TrainerState()
+        resumed = self.resumed or TrainerState()
         self.final_average.check(max_steps, self.num_epochs, resumed.global_step, resumed.epoch or 0)
         return self.num_epochs, *others, max_steps
 
     def _is_finished(self, max_steps: int) -> bool:
         """Return True if the resumed checkpoint was the last; the library would make one more update."""
-        if self._resumed is None or self._resumed.global_step >= max_steps:
-            return self._resumed is not None
-        callbacks: Any = self._resumed.stateful_callbacks
+        if self.resumed is None or self.resumed.global_step >= max_steps:
+            return self.resumed is not None
+        callbacks: Any = self.resumed.stateful_callbacks
         stopping = callbacks.get("EarlyStoppingCallback")
         stops_early = any(isinstance(each, EarlyStoppingCallback) for each in self.callback_handler.callbacks)
         is_restored = isinstance(stopping, dict) and self.args.restore_callback_states_from_checkpoint
@@ -394,7 +391,7 @@ class BaseTrainer(Trainer):
             "update": self.state.global_step,
             **(self.settings or manifest_of(self.args)),
             HISTORY: self.history,
-            PASSES: [] if self._stream is None else self._stream.finished_passes,
+            PASSES: self.data_loaders.finished_passes,
             "data": self.identity,
         }
 
@@ -526,112 +523,24 @@ class BaseTrainer(Trainer):
     def get_train_dataloader(self) -> DataLoader:
         """Token-budget batches in an order that is a pure function of the seed and the epoch."""
         if has_length(self.train_dataset):
-            return self._dataloader(self.train_dataset, self.train_data_collator, shuffle=True)
-        self._stream = TokenBudgetStream(
-            self.train_dataset,
-            self.args.max_tokens_per_batch,
-            seed=self._data_seed,
-            num_replicas=self.num_replicas,
-            rank=self.args.process_index // self.get_tp_size(),
-            report=self.stream_report,
-            on_pass=getattr(self.train_data_collator, "set_epoch", None),
-            splitter=self.splitter,
-            finished=self._finished_passes(),
-        )
-        if self.args.dataloader_num_workers:
-            self._stream.share_with_worker()
-        collator = partial(_collate_unless_empty, self.train_data_collator)
-        # Not prepared by accelerate, which would distribute the batches over the processes a second time.
-        return DataLoader(self._stream, batch_size=None, collate_fn=collator, **self._loader_options())
-
-    def _finished_passes(self) -> list[int]:
-        """The batches of each pass over a stream that is wholly among those that a resumed run skips."""
-        if self._resumed is None or self.args.ignore_data_skip:
-            return []
-        skipped = self._resumed.global_step * self.args.gradient_accumulation_steps * self.num_replicas
-        ends = accumulate(self._recorded_passes)
-        return [count for count, end in zip(self._recorded_passes, ends, strict=True) if end <= skipped]
+            return self.data_loaders.of_rows(self.train_dataset, self.train_data_collator, shuffle=True)
+        return self.data_loaders.of_stream()
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         """Token-budget batches of rows of similar length, in a fixed order."""
         if isinstance(eval_dataset, str):
             eval_dataset = self.eval_dataset[eval_dataset]
-        return self._dataloader(
-            self.eval_dataset if eval_dataset is None else eval_dataset, self.data_collator
-        )
+        rows = self.eval_dataset if eval_dataset is None else eval_dataset
+        return self.data_loaders.of_rows(rows, self.data_collator)
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
         """As `get_eval_dataloader`."""
         return self.get_eval_dataloader(test_dataset)
 
-    def _dataloader(self, dataset: Any, collator: Callable, shuffle: bool = False) -> DataLoader:
-        args = self.args
-        if shuffle and self.splitter is not None:
-            dataset = BpeDropoutDataset(dataset, self.splitter, self._data_seed)
-            lengths_of_epoch = dataset.lengths_of_epoch
-            lengths, target_lengths = lengths_of_epoch(0)
-        else:
-            lengths_of_epoch = None
-            lengths, target_lengths = self.row_lengths(dataset)
-        sampler = TokenBudgetBatchSampler(
-            lengths,
-            target_lengths,
-            args.max_tokens_per_batch,
-            seed=self._data_seed,
-            shuffle=shuffle,
-            num_replicas=self.num_replicas,
-            batches_per_update=args.gradient_accumulation_steps if shuffle else 1,
-            lengths_of_epoch=lengths_of_epoch,
-        )
-        # Workers that persist would keep the rows of their first epoch.
-        keeps_rows = lengths_of_epoch is None
-        loader: DataLoader = DataLoader(
-            dataset,
-            batch_sampler=sampler,
-            collate_fn=collator,
-            persistent_workers=keeps_rows
-            and args.dataloader_persistent_workers
-            and args.dataloader_num_workers > 0,
-            prefetch_factor=args.dataloader_prefetch_factor,
-            **self._loader_options(),
-        )
-        return prepare_data_loader(
-            loader,
-            device=args.device,
-            num_processes=self.num_replicas,
-            process_index=args.process_index // self.get_tp_size(),  # a group has the same batches
-            put_on_device=True,
-            rng_types=self.accelerator.rng_types,
-            dispatch_batches=False,
-            even_batches=False,  # all processes have equally many
-            non_blocking=self.accelerator.non_blocking,
-        )
-
-    def _loader_options(self) -> dict[str, Any]:
-        return {
-            "num_workers": self.args.dataloader_num_workers,
-            "pin_memory": self.args.dataloader_pin_memory and torch.accelerator.is_available(),
-        }
-
-    @property
-    def _data_seed(self) -> int:
-        return self.args.seed if self.args.data_seed is None else self.args.data_seed
-
 
 def without_cache(model: torch.nn.Module) -> dict[str, Any]:
     """Options of a forward pass that keeps no keys and values, which only decoding needs."""
     return {"use_cache": False} if "use_cache" in signature(model.forward).parameters else {}
-
-
-def _collate_unless_empty(collator: Callable, batch: Sequence[Any]) -> Any:
-    return collator(batch) if batch else {}
-
-
-def lengths_of(dataset: Any, tokens: str, length: str) -> Integers:
-    """Tokens of each row [N], from a column of lengths if there is one, else by counting the tokens."""
-    if isinstance(dataset, Dataset) and length in dataset.column_names:
-        return integer_column(dataset, length)
-    return np.array([len(row[tokens]) for row in dataset])
 
 
 def _gpus(device: torch.device) -> list[torch.device]:

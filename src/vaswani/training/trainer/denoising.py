@@ -9,7 +9,7 @@ import torch
 
 from vaswani.data.columns import Integers
 from vaswani.model.losses import token_loss_function
-from vaswani.training.trainer.base import lengths_of
+from vaswani.training.trainer.data_loaders import lengths_of
 from vaswani.training.trainer.pretraining import PretrainingTrainer
 
 

@@ -24,8 +24,9 @@ from vaswani.kernels.projected_loss import TokenLoss
 from vaswani.model.losses import token_loss_function
 from vaswani.training.config.training_arguments import TrainingArguments
 from vaswani.training.trainer.adapted import base_model
-from vaswani.training.trainer.base import BaseTrainer, lengths_of
+from vaswani.training.trainer.base import BaseTrainer
 from vaswani.training.trainer.consistency import PASSES, check_passes_differ, consistency_loss, twice
+from vaswani.training.trainer.data_loaders import lengths_of
 from vaswani.training.trainer.objective import Count
 
 
