@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from vaswani.auto_classes import models_of
 from vaswani.errors import UserError
+from vaswani.hub.checkpoint import serves
 
 PROJECTIONS = ("query", "key", "value")
 _PROJECTION_NAMES = (("q_proj", "k_proj", "v_proj"), ("q", "k", "v"), ("query", "key", "value"))
@@ -70,15 +70,7 @@ def stacks(model: PreTrainedModel) -> dict[str, nn.Module]:
         return {"encoder": model.get_encoder(), "decoder": model.get_decoder()}
     modules = model.base_model.modules()
     inner = next(one for one in modules if any(isinstance(child, nn.ModuleList) for child in one.children()))
-    return {"decoder" if _is_causal(model) else "encoder": inner}
-
-
-def _is_causal(model: PreTrainedModel) -> bool:
-    """Return True if a model of one stack is causal."""
-    return type(model.config) in models_of(AutoModelForCausalLM) and not (
-        type(model.config) in models_of(AutoModelForMaskedLM)
-        and not getattr(model.config, "is_decoder", False)
-    )
+    return {"decoder" if serves(AutoModelForCausalLM, model.config) else "encoder": inner}
 
 
 def last_self_attention(stack: nn.Module) -> list[nn.Module]:
