@@ -157,7 +157,7 @@ def test_training_speed_in_bfloat16(run: Run, corpus: Path):
     assert len(rows) == 4
 
 
-def test_pictures_show_what_the_tables_of_results_say(tmp_path: Path):
+def test_result_pictures_show_the_numbers_of_the_tables(tmp_path: Path):
     drawing: Any = importlib.import_module("results_pictures")
     docs = shutil.copytree(BENCHMARKS.parent / "docs" / "results", tmp_path / "results").parent
     page = (BENCHMARKS.parent / "docs" / "results.md").read_text()
@@ -194,7 +194,7 @@ def test_equal_learning(run: Run, corpus: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("losses", "share"), [([4.0, 2.0, 1.0], 0.3), ([3.0, 2.5, 1.0], 0.2), ([9.0, 8.0, 7.0], math.nan)]
 )
-def test_the_time_to_a_loss_lies_on_straight_lines(side_by_side: ModuleType, losses, share):
+def test_the_time_to_a_loss_is_interpolated_linearly(side_by_side: ModuleType, losses, share):
     equal_learning = importlib.import_module("equal_learning")
     ours = equal_learning.Learning([1, 2, 3], losses, [2.0, 4.0, 6.0])
     other = equal_learning.Learning([1, 2, 3], [9.0, 8.0, 3.0], [3.0, 6.0, 10.0])
@@ -241,7 +241,7 @@ def test_scaling(run: Run):
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_estimates_stand_beside_measured_times(run: Run):
+def test_estimates_are_compared_with_measured_times(run: Run):
     rows, result = run("estimate_against_measured.py")
     phases = ["training step", "reading", "decoding step", "reading and writing"]
     assert [row[2] for row in rows] == phases
@@ -384,7 +384,7 @@ def configs_of_study(variations: ModuleType, name: str, folder: Path) -> dict[st
 
 
 @pytest.mark.parametrize("study", ["table3", "recipe"])
-def test_each_variation_changes_what_it_says(variations: ModuleType, study: str, tmp_path: Path):
+def test_each_variation_changes_only_its_setting(variations: ModuleType, study: str, tmp_path: Path):
     configs = configs_of_study(variations, study, tmp_path)
     base = configs.pop("base")
     for name, config in configs.items():
@@ -395,7 +395,7 @@ def test_each_variation_changes_what_it_says(variations: ModuleType, study: str,
         )
 
 
-def test_a_training_of_a_variation_that_was_stopped_goes_on(variations: ModuleType, tmp_path: Path):
+def test_an_interrupted_training_of_a_variation_is_resumed(variations: ModuleType, tmp_path: Path):
     def resumes() -> str:
         return configs_of_study(variations, "table3", tmp_path)["base"].training.resume_from_checkpoint
 
@@ -461,7 +461,7 @@ def test_sparse_ablation(run: Run, long_texts: Path, side_by_side: ModuleType):
         assert first != second
 
 
-def test_hidden_words_are_far_where_no_window_reaches_their_like(side_by_side: ModuleType):
+def test_hidden_words_are_far_if_no_window_reaches_an_equal_word(side_by_side: ModuleType):
     ablation = importlib.import_module("sparse_ablation")
     far, length = ablation.FAR, len("actress")
     assert not ablation.is_far(0, length, [])
@@ -474,7 +474,7 @@ def test_hidden_words_are_far_where_no_window_reaches_their_like(side_by_side: M
     assert reached.triu(far - 1).any()
 
 
-def test_long_dense_attention_is_extrapolated_and_said_to_be(side_by_side: ModuleType):
+def test_long_dense_attention_is_extrapolated_and_marked_so(side_by_side: ModuleType):
     benchmark = importlib.import_module("sparse_attention")
     setting, dense = (
         benchmark.Setting(benchmark.OURS, 64, 100),
@@ -486,7 +486,7 @@ def test_long_dense_attention_is_extrapolated_and_said_to_be(side_by_side: Modul
     assert summary["dense_is_extrapolated_at"] == [300]
 
 
-def test_the_arithmetic_of_a_layer_is_what_torch_counts(side_by_side: ModuleType):
+def test_layer_flops_equal_those_counted_by_torch(side_by_side: ModuleType):
     benchmark = importlib.import_module("sparse_attention")
     layer = benchmark.EncoderLayer(benchmark.attention(None))
     with FlopCounterMode(display=False) as counter:
@@ -542,7 +542,7 @@ def test_decoding_speed_of_a_grid(run: Run, corpus: Path):
     assert [row[2] for row in rows] == ["5.0"] * 4 + ["9.0"] * 4
 
 
-def test_the_arithmetic_is_what_torch_counts(side_by_side: ModuleType):
+def test_training_flops_equal_those_counted_by_torch(side_by_side: ModuleType):
     flops = importlib.import_module("training_speed").linear_flops
     model = VaswaniForConditionalGeneration(side_by_side.our_config("tiny", vocab_size=50))
     source, target = torch.randint(3, 50, (2, 9)), torch.randint(3, 50, (2, 5))
@@ -554,7 +554,7 @@ def test_the_arithmetic_is_what_torch_counts(side_by_side: ModuleType):
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_the_losses_of_distillation_are_timed_in_each_way(run: Run):
+def test_distillation_losses_are_timed_in_each_variant(run: Run):
     table, record = run("distillation_speed.py")
     assert [row[:2] for row in table[::2]] == [
         ["labels", "as they come"],

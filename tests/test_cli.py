@@ -50,7 +50,7 @@ def command():
         (Exit(5), 5, ""),
     ],
 )
-def test_failures_are_one_line_and_a_status(command, capsys, error, status, message):
+def test_failures_print_one_line_and_set_the_exit_status(command, capsys, error, status, message):
     command(error)
     assert outcome(["fail"], capsys) == (status, "", message)
 
@@ -106,7 +106,7 @@ def test_help_lists_the_commands(capsys):
         (KeyboardInterrupt(), 1, "interrupted; no checkpoint to resume from had been saved"),
     ],
 )
-def test_a_training_that_fails_says_what_was_saved(monkeypatch, capsys, error, status, message):
+def test_a_failed_training_reports_what_was_saved(monkeypatch, capsys, error, status, message):
     def fail(config):
         raise error
 
@@ -128,7 +128,7 @@ def test_a_training_that_fails_says_what_was_saved(monkeypatch, capsys, error, s
         (KeyError("a bug"), "KeyError: 'a bug' (--debug prints the traceback)"),
     ],
 )
-def test_what_the_system_refuses_is_told_plainly(monkeypatch, capsys, error, message):
+def test_operating_system_errors_give_a_clear_message(monkeypatch, capsys, error, message):
     def fail(*_: object, **__: object) -> None:
         raise error
 
@@ -153,7 +153,7 @@ def test_plot_draws_the_defaults_of_the_pattern(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_each_option_of_plot_moves_the_picture(tmp_path):
+def test_each_option_of_plot_changes_the_picture(tmp_path):
     pictures = {
         options: plotted(tmp_path / "pattern.png", *f"--length {options}".split())
         for options in (
@@ -200,7 +200,7 @@ def test_each_option_of_plot_moves_the_picture(tmp_path):
         ("--widow 3", "No such option: --widow"),
     ],
 )
-def test_what_plot_refuses(tmp_path, monkeypatch, capsys, options, message):
+def test_invalid_plot_options_give_a_one_line_error(tmp_path, monkeypatch, capsys, options, message):
     monkeypatch.chdir(tmp_path)
     status, output, errors = outcome(["plot", "sparse-pattern", *options.split()], capsys)
     assert (status, output) == (2, "")

@@ -70,7 +70,7 @@ def test_lines_and_rows_get_their_links(models: Path, files: dict[str, Path], tm
 
 
 @pytest.mark.slow
-def test_error_rates_move_with_the_options(models: Path, files: dict[str, Path], capfd) -> None:
+def test_options_change_the_error_rates(models: Path, files: dict[str, Path], capfd) -> None:
     pairs = ["--input", files["source"], files["target"], "--gold", files["gold"]]
     rates, links = {}, {}
     for flags in ("", "--layer 0", "--layer 0 --heads 1", "--layer all --step read", "--step read"):
@@ -161,7 +161,7 @@ def test_pairs_that_are_not_aligned_are_named(models: Path, files: dict[str, Pat
         (["--source_language", "de"], "does not mark languages"),
     ],
 )
-def test_wrong_options_are_one_line(
+def test_wrong_options_give_a_one_line_error(
     models: Path, files: dict[str, Path], tmp_path: Path, capfd, flags: list[str], message: str
 ) -> None:
     (tmp_path / "short").write_text("0-0\n")

@@ -120,7 +120,9 @@ def test_the_languages_of_a_multilingual_model(
     assert len(prefixed[2]["tokens"]["keys"]) > len(keys)
 
 
-def test_where_the_page_goes(models: Path, tmp_path: Path, capfd, monkeypatch) -> None:
+def test_the_page_is_written_to_a_file_or_standard_output(
+    models: Path, tmp_path: Path, capfd, monkeypatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     flags = ["--model", models / "encoder", "--source", "one"]
     assert attention(capfd, *flags)[0] == 0

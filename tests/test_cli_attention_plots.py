@@ -31,7 +31,7 @@ def plotted(models: Path, output: Path, *options: str, model: str = "translator"
 
 
 @pytest.mark.slow
-def test_each_option_moves_the_picture(models: Path, tmp_path: Path) -> None:
+def test_each_option_changes_the_picture(models: Path, tmp_path: Path) -> None:
     loaded = load_attention_model(models / "translator", device="cpu")
     maps = read_attention(*loaded, SOURCE, "2 1 0")
     of_encoder, _, cross = maps
@@ -92,7 +92,7 @@ def test_models_of_one_stack_have_one_kind(models: Path, tmp_path: Path, capfd, 
         ("--output nowhere/a.png", "cannot write nowhere/a.png: No such file or directory"),
     ],
 )
-def test_what_is_refused(
+def test_invalid_options_give_a_one_line_error(
     models: Path, tmp_path: Path, monkeypatch, capfd, options: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

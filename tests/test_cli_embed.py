@@ -200,9 +200,7 @@ def test_no_lines_give_no_vectors(model: Path, tmp_path: Path, capfd, name: str)
     assert (tmp_path / name).is_file()
 
 
-def test_a_line_that_is_too_long_is_one_line_of_error_or_is_cut_off(
-    model: Path, tmp_path: Path, capfd
-) -> None:
+def test_a_too_long_line_gives_a_one_line_error_or_is_truncated(model: Path, tmp_path: Path, capfd) -> None:
     (tmp_path / "in.txt").write_text("one\n" + "one " * 20 + "\n")
     command = ["--model", model, "--input", tmp_path / "in.txt", "--output", tmp_path / "out.jsonl"]
     status, output, errors = embed(capfd, *command)
@@ -243,7 +241,7 @@ def test_a_line_that_is_too_long_is_one_line_of_error_or_is_cut_off(
         (["--layer", "1"], "No such option"),
     ],
 )
-def test_wrong_flags_are_one_line_and_status_2(
+def test_wrong_flags_give_one_line_and_status_2(
     model: Path, text: Path, capfd, flags: list[str], message: str
 ) -> None:
     source = [] if "--input" in flags else ["--input", text]
@@ -253,7 +251,7 @@ def test_wrong_flags_are_one_line_and_status_2(
     assert errors.count("\n") == 1
 
 
-def test_a_folder_without_a_model_is_one_line(tmp_path: Path, capfd) -> None:
+def test_a_folder_without_a_model_gives_a_one_line_error(tmp_path: Path, capfd) -> None:
     status, output, errors = embed(capfd, "--model", tmp_path)
     assert (status, output) == (2, "")
     assert "holds no model (it has no config.json)" in errors

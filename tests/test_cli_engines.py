@@ -72,7 +72,7 @@ def written(folder: Path, case: str, model: Path, *flags: str) -> tuple[list[flo
 
 
 @pytest.mark.parametrize("case", COMMANDS)
-def test_onnx_writes_what_torch_writes(case: str, folder: Path, exported_toys: ExportedToys) -> None:
+def test_onnx_output_matches_that_of_torch(case: str, folder: Path, exported_toys: ExportedToys) -> None:
     pytest.importorskip("onnxruntime")
     model, exported = exported_toys(COMMANDS[case][0])
     expected = written(folder, case, model, "--device", "cpu")
@@ -83,7 +83,7 @@ def test_onnx_writes_what_torch_writes(case: str, folder: Path, exported_toys: E
 
 @pytest.mark.skipif(int8_linear.unavailable() is not None, reason="no VNNI instructions here")
 @pytest.mark.parametrize("case", COMMANDS)
-def test_int8_moves_the_numbers_a_little(
+def test_int8_changes_the_numbers_slightly(
     case: str, folder: Path, saved_toys: SavedToys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(int8_linear, "MIN_WEIGHTS", 0)

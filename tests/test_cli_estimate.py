@@ -96,7 +96,7 @@ GROWS = {
 
 
 @pytest.mark.parametrize("option", GROWS)
-def test_every_option_moves_the_result(estimate, option):
+def test_every_option_changes_the_result(estimate, option):
     before, after = estimate(*OF_DATES), estimate(*_merged(option))
     for key in GROWS[option]:
         before, after = before[key], after[key]
@@ -158,7 +158,7 @@ def test_slow_messages_bind(estimate, tmp_path):
     assert found["phases"]["training_step"]["messages"] == 2 * messages
 
 
-def test_the_table_says_the_same(call, estimate):
+def test_the_table_shows_the_same_numbers(call, estimate):
     arguments = (*OF_DATES, "--devices", 2)
     status, out, _ = call(*arguments)
     found = estimate(*arguments)
@@ -174,13 +174,13 @@ def test_the_table_says_the_same(call, estimate):
     assert max(map(len, out.splitlines())) <= 100
 
 
-def test_what_does_not_fit_is_said(call):
+def test_a_model_that_does_not_fit_is_reported(call):
     _, out, _ = call("--config", "systems/gpt3_175b", "--device", "h100")
     assert "does not fit into the 80 GB of the device" in out
 
 
 @pytest.mark.parametrize("kind", ["translator", "mlm", "causal_lm_small"])
-def test_measured_times_stand_beside_the_floor(call, estimate, toy, kind):
+def test_measured_times_are_compared_with_the_lower_bound(call, estimate, toy, kind):
     which = ("--model", toy) if kind == "translator" else ("--config", kind)
     arguments = (*which, "--source", 9, "--batch", 2, "--measure")
     found = estimate(*arguments)
@@ -191,7 +191,7 @@ def test_measured_times_stand_beside_the_floor(call, estimate, toy, kind):
     assert "measured, ms" in out
 
 
-def test_what_is_measured_has_the_lengths_that_are_asked_for(toy, monkeypatch, estimate):
+def test_measurements_use_the_given_lengths(toy, monkeypatch, estimate):
     seen = []
     monkeypatch.setattr(measure, "_seconds", lambda run: seen.append(run()) or 1.0)
     found = estimate(
@@ -204,7 +204,7 @@ def test_what_is_measured_has_the_lengths_that_are_asked_for(toy, monkeypatch, e
     assert found["phases"]["reading"]["measured_seconds"] == 1.0
 
 
-def test_what_cannot_be_held_is_not_measured(call, monkeypatch):
+def test_a_model_larger_than_memory_is_not_measured(call, monkeypatch):
     monkeypatch.setattr("vaswani.insight.arithmetic.devices.memory_size", lambda: 1e6)
     status, _, err = call("--config", "dates", "--measure")
     assert status == 2
@@ -240,7 +240,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("arguments", REFUSED)
-def test_what_cannot_be_estimated_is_refused_in_a_line(call, arguments):
+def test_invalid_arguments_give_a_one_line_error(call, arguments):
     status, out, err = call(*arguments.split())
     assert (status, out) == (2, "")
     assert REFUSED[arguments] in err

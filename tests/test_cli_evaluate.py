@@ -71,7 +71,7 @@ def finetuned(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_scores_of_a_finetuning_come_back(finetuned: Path, capfd, task: str) -> None:
+def test_evaluation_repeats_the_scores_of_a_finetuning(finetuned: Path, capfd, task: str) -> None:
     expected = json.loads((finetuned / task / "evaluation.json").read_text())
     found = record_of(capfd, "--model", finetuned / task, "--data", finetuned / f"{task} rows")
     assert (found["split"], found["rows"]) == ("test", expected["rows"])
@@ -148,7 +148,7 @@ def test_options_of_labels(finetuned: Path, tmp_path: Path, capfd) -> None:
     assert "label_field: " in evaluate(capfd, *command)[2]
 
 
-def test_labels_are_separated_as_they_are(finetuned: Path, tmp_path: Path, capfd) -> None:
+def test_label_separator_and_threshold_take_effect(finetuned: Path, tmp_path: Path, capfd) -> None:
     rows = [{"text": "the great film", "label": "good;bad"}] * 3
     command = ["--model", finetuned / "multi_label", "--data", write_jsonl(tmp_path / "rows.jsonl", rows)]
     status, _, errors = evaluate(capfd, *command)
@@ -161,7 +161,7 @@ def test_labels_are_separated_as_they_are(finetuned: Path, tmp_path: Path, capfd
     assert low["micro_f1"] > high["micro_f1"] == 0  # all labels, and none
 
 
-def test_a_label_that_the_model_does_not_know_is_named_before_work(
+def test_an_unknown_label_is_named_before_any_work(
     finetuned: Path, tmp_path: Path, capfd, monkeypatch
 ) -> None:
     monkeypatch.setattr("vaswani.hub.checkpoint.load_weights", lambda *_, **__: pytest.fail("work begins"))
@@ -202,7 +202,7 @@ def answering(tmp_path_factory) -> Path:
     return folder
 
 
-def test_the_scores_of_questions_come_back(answering: Path, capfd) -> None:
+def test_evaluation_repeats_the_scores_of_question_answering(answering: Path, capfd) -> None:
     expected = json.loads((answering / "run" / "evaluation.json").read_text())
     command = ["--model", answering / "run", "--data", answering / "rows"]
     found = record_of(capfd, *command)
@@ -276,7 +276,7 @@ def pretrained(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("name", [*OBJECTIVES, "span_denoising", "gap_sentences"])
-def test_the_scores_of_a_pretraining_come_back(pretrained: Path, capfd, name: str) -> None:
+def test_evaluation_repeats_the_scores_of_a_pretraining(pretrained: Path, capfd, name: str) -> None:
     expected = json.loads((pretrained / name / "evaluation.json").read_text())
     command = ["--model", pretrained / name, "--device", "cpu", "--data"]
     found = record_of(capfd, *command, pretrained / "test.jsonl")
@@ -390,9 +390,7 @@ def test_a_stride_counts_every_document_of_a_packed_training_alone(pretrained: P
     assert "stride=24 must be less than max_length=24, or tokens would be left out" in errors
 
 
-def test_a_tokenizer_without_tokens_to_pad_or_begin_texts_will_do(
-    pretrained: Path, tmp_path: Path, capfd
-) -> None:
+def test_a_tokenizer_without_pad_or_begin_token_is_accepted(pretrained: Path, tmp_path: Path, capfd) -> None:
     tokenizer = gpt2_like()
     tokenizer.eos_token = "</s>"
     save_gpt2(tmp_path / "bare", tokenizer)
@@ -445,7 +443,7 @@ def test_the_columns_and_the_task_are_those_of_the_training(tmp_path: Path, capf
     assert "has no field 'other'" in errors
 
 
-def test_sources_are_cut_where_the_training_cut_them(tmp_path: Path, capfd) -> None:
+def test_sources_are_truncated_as_in_the_training(tmp_path: Path, capfd) -> None:
     rows = [{"source": " ".join([source] * 4), "target": target} for source, target in toy_pairs(8, seed=0)]
     table = write_jsonl(tmp_path / "rows.jsonl", rows)
     options = {**TINY_RUN, "train_file": table, "test_file": table, "output_dir": tmp_path / "run"}
@@ -464,7 +462,7 @@ def test_sources_are_cut_where_the_training_cut_them(tmp_path: Path, capfd) -> N
     assert record_of(capfd, *command, "--too_long", "skip")["max_source_length"] == 1024
 
 
-def test_long_sources_are_read_where_the_training_read_them(tmp_path: Path, capfd) -> None:
+def test_long_sources_are_evaluated_as_in_the_training(tmp_path: Path, capfd) -> None:
     rows = [{"source": source, "target": target} for source, target in toy_pairs(8, seed=0)]
     table = write_jsonl(tmp_path / "rows.jsonl", rows)
     tests = write_jsonl(tmp_path / "test.jsonl", [*rows, {"source": "one two " * 700, "target": "1 2"}])
@@ -528,7 +526,7 @@ def test_an_encoder_decoder_may_name_its_class_without_a_head(tmp_path: Path, ca
     assert record_of(capfd, "--model", tmp_path / "model", "--data", table, *flags)["rows"] == 1
 
 
-def test_an_output_with_fewer_lines_than_its_data_is_told(tmp_path: Path, capfd) -> None:
+def test_an_output_with_fewer_lines_than_its_data_gives_a_warning(tmp_path: Path, capfd) -> None:
     save_toy_checkpoint(tmp_path / "model")
     files = [tmp_path / "one", tmp_path / "two"]
     for file, text in zip(files, ("one\n\ntwo\n", "1\n2\n3\n"), strict=True):
@@ -543,7 +541,7 @@ def test_an_output_with_fewer_lines_than_its_data_is_told(tmp_path: Path, capfd)
     assert "gets a line" not in evaluate(capfd, *arguments)[2]
 
 
-def test_what_cannot_be_evaluated_is_named(tmp_path: Path, capfd) -> None:
+def test_a_model_that_cannot_be_evaluated_gives_an_error(tmp_path: Path, capfd) -> None:
     AutoModelForMultipleChoice.from_config(toy_config()).save_pretrained(tmp_path / "choices")
     toy_tokenizer().save_pretrained(tmp_path / "choices")
     status, _, errors = evaluate(capfd, "--model", tmp_path / "choices", "--data", "x")

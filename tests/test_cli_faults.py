@@ -91,7 +91,7 @@ def test_nothing_is_imported_from_the_current_folder(hostile, script, way):
 
 
 @pytest.mark.slow
-def test_processes_of_a_training_neither_import_from_the_current_folder_nor_outlive_their_reader(
+def test_training_processes_ignore_the_current_folder_and_end_with_their_reader(
     hostile, script, tiny_run, cache_of_its_own
 ):
     options = tiny_run | {"max_steps": 100_000, "save_steps": 10, "dataloader_num_workers": 1}
@@ -216,7 +216,7 @@ def has_ended(pid: int) -> bool:
         return True
 
 
-def test_a_process_that_does_not_heed_the_signal_is_killed_once_its_launcher_is_gone(monkeypatch):
+def test_a_process_that_ignores_sigterm_is_killed_after_its_launcher_ends(monkeypatch):
     monkeypatch.setattr(startup, "SECONDS_WITHOUT_LAUNCHER", 0.3)
     reader, writer = os.pipe()
     launcher = os.fork()

@@ -199,7 +199,7 @@ def test_lines_are_messages_of_a_user(
     ],
     ids=["prompts", "chats"],
 )
-def test_the_fields_are_those_of_the_training(
+def test_fields_default_to_those_of_the_training(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture, settings: dict[str, str], rows: list[Any]
 ) -> None:
     record = model / "training_config.yaml"
@@ -214,7 +214,7 @@ def test_the_fields_are_those_of_the_training(
     assert [row["continuation"]] == generated(model, [*rows[0].values()])
 
 
-def test_json_lines_come_through_a_pipe(
+def test_json_lines_are_read_from_a_pipe(
     model: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = json.dumps({"q": "the cat"}) + "\n"
@@ -251,7 +251,7 @@ def test_json_lines_come_through_a_pipe(
         (["--stream", "--buffer_size", "9"], "--stream and --buffer_size exclude each other; leave one out"),
     ],
 )
-def test_wrong_options_are_one_line_and_status_2(
+def test_wrong_options_give_one_line_and_status_2(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture, options: list[str], message: str
 ) -> None:
     lines = tmp_path / "prompts.txt"

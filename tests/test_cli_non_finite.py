@@ -109,7 +109,7 @@ def outcome(capfd: pytest.CaptureFixture[str], command: str, place: Path) -> tup
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [math.nan, math.inf], ids=str)
 @pytest.mark.parametrize("command", LOADING)
-def test_every_command_names_a_weight_that_is_no_number(
+def test_every_command_names_a_non_finite_weight(
     command: str, number: float, place: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     kind, arguments = LOADING[command]
@@ -160,7 +160,7 @@ OVERFLOWING = {name: LOADING[name] for name in USING} | {
 
 
 @pytest.mark.parametrize("command", OVERFLOWING)
-def test_every_command_says_that_results_are_no_numbers(
+def test_every_command_reports_non_finite_results(
     command: str, place: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     kind, arguments = OVERFLOWING[command]
@@ -184,7 +184,9 @@ def test_a_model_in_memory_does_not_answer_with_nothing() -> None:
 
 
 @pytest.mark.parametrize("alpha", [math.nan, math.inf, 1e308])
-def test_a_length_penalty_that_is_none(alpha: float, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_non_finite_length_penalty_gives_an_error(
+    alpha: float, place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(UserError, match="must be a number from -10 to 10"):
         Translator(toy_model(), toy_tokenizer(), length_penalty=alpha)
     status, out, errors = outcome(capfd, f"{LOADING['translate'][1]} --length_penalty {alpha}", place)
@@ -195,7 +197,7 @@ def test_a_length_penalty_that_is_none(alpha: float, place: Path, capfd: pytest.
 # JSON.
 
 
-def test_json_is_never_written_with_what_json_has_not() -> None:
+def test_json_never_contains_non_finite_numbers() -> None:
     with pytest.raises(RunError, match=r"a result is not a finite number: hypotheses.1.score=nan"):
         finite_json({"hypotheses": [{"score": 1.0}, {"score": math.nan}]})
     told = without_non_finite({"scores": [1.0, math.inf], "name": "a", "few": (math.nan, 2)})

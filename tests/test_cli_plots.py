@@ -89,7 +89,7 @@ def replaced(command: str, more: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("command", "more"), CASES)
-def test_every_option_moves_what_is_plotted(place, saved, command, more):
+def test_every_option_changes_the_plot(place, saved, command, more):
     assert run(["plot", *command.split()]) == 0
     assert run(replaced(command, more)) == 0
     base, moved = map(plotted, saved)
@@ -97,7 +97,7 @@ def test_every_option_moves_what_is_plotted(place, saved, command, more):
     assert (base[0] != moved[0]) == (more == "--dark")
 
 
-def test_retention_is_that_of_the_report(place, saved):
+def test_retention_is_read_from_the_report(place, saved):
     for words in ("report.json", "worse.json", "report.json --dark"):
         assert run(["plot", "retention", *words.split()]) == 0
     points = [figure.axes[0].lines[1].get_xdata().tolist() for figure in saved]
@@ -121,7 +121,7 @@ def test_positions_of_a_model(place, saved):
     assert saved[0].axes[0].images[0].get_array().shape[0] == 5
 
 
-def test_schedules_are_those_of_the_training(place, saved):
+def test_schedules_equal_those_of_a_training(place, saved):
     assert run(["plot", "schedule", "cosine", "--warmup_steps", "3,5", "--max_steps", "20"]) == 0
     for line, warmup in zip(saved[0].axes[0].lines, (3, 5), strict=True):
         plan = PlannedSchedule("cosine", paper_peak_learning_rate(512, warmup), warmup, 20)
@@ -134,7 +134,7 @@ def test_schedules_are_those_of_the_training(place, saved):
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
-def test_a_picture_is_saved_where_it_is_said(place, capsys, suffix):
+def test_a_picture_is_saved_to_the_given_path(place, capsys, suffix):
     assert run(["plot", "curves", "first", "--output", f"a.{suffix}"]) == 0
     assert capsys.readouterr().out == f"saved a.{suffix}\n"
     assert Path(f"a.{suffix}").stat().st_size > 1000
@@ -174,7 +174,7 @@ def test_a_picture_is_saved_where_it_is_said(place, capsys, suffix):
         ("retention nowhere.json", "nowhere.json cannot be read as a report of a distillation (No such file"),
     ],
 )
-def test_what_cannot_be_plotted_is_said(place, capsys, command, message):
+def test_invalid_plots_give_a_one_line_error(place, capsys, command, message):
     before = sorted(place.iterdir())
     status = run(["plot", *command.split()])
     errors = capsys.readouterr().err

@@ -121,7 +121,7 @@ def test_rows_in_files_and_the_other_options(
         assert one == pytest.approx(other, abs=1e-4)
 
 
-def test_fewer_shots_than_asked_for_are_told(
+def test_fewer_shots_than_requested_give_a_warning(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:
     long = {**numeral_rows()[3], "digit": "1 " * 50}
@@ -154,7 +154,7 @@ def test_fewer_shots_than_asked_for_are_told(
         (["--shot", "1"], "No such option"),
     ],
 )
-def test_wrong_flags_are_one_line_and_status_2(
+def test_wrong_flags_give_one_line_and_status_2(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture, flags: list[str], message: str
 ) -> None:
     task = write_task(tmp_path)
@@ -178,7 +178,7 @@ def test_wrong_flags_are_one_line_and_status_2(
         ({**WRITTEN, "prompt": ""}, "row 1 of test: the prompt is empty"),
     ],
 )
-def test_a_wrong_task_is_one_line(
+def test_an_invalid_task_gives_a_one_line_error(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture, values: dict[str, Any], message: str
 ) -> None:
     task = write_task(tmp_path, **(values or {"description": "neither"}))
@@ -188,7 +188,9 @@ def test_a_wrong_task_is_one_line(
     assert errors.count("\n") == 1
 
 
-def test_a_model_that_is_not_causal_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+def test_a_model_that_is_not_causal_gives_a_one_line_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     BertForMaskedLM(BertConfig(vocab_size=len(toy_tokenizer()), **shape)).save_pretrained(tmp_path / "bert")
     toy_tokenizer().save_pretrained(tmp_path / "bert")

@@ -257,7 +257,7 @@ def test_texts_of_lines_and_tables(models: Path, tmp_path: Path, capfd, kind: st
         ("masked", ["--input", "{rows}"], "has no field 'text'; it has"),
     ],
 )
-def test_wrong_inputs_are_one_line(
+def test_wrong_inputs_give_a_one_line_error(
     models: Path, tmp_path: Path, capfd, kind: str, flags: list[str], message: str
 ) -> None:
     pair = {"source": "one", "target": "1"}

@@ -111,7 +111,7 @@ def test_standard_input_is_json_lines_where_a_field_is_named(
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".csv", ".parquet"])
-def test_each_row_has_a_prefix_and_phrases_of_its_own(
+def test_each_row_can_have_its_own_prefix_and_phrases(
     models: Path, translator: Translator, tmp_path: Path, capfd, ending: str
 ) -> None:
     rows: list[dict[str, Any]] = [
@@ -218,7 +218,7 @@ def test_a_translation_can_replace_a_field(models: Path, tmp_path: Path, capfd) 
         ("a.txt.gz", "one\n", [], "the input is damaged or not gzip"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_named_before_any_work(
+def test_unreadable_tables_give_an_error_before_any_work(
     models: Path, tmp_path: Path, capfd, monkeypatch, name: str, content: str, flags: list[str], message: str
 ) -> None:
     monkeypatch.setattr(TorchEngine, "search", lambda *_: pytest.fail("decoding begins"))
@@ -230,14 +230,14 @@ def test_what_cannot_be_read_is_named_before_any_work(
     assert errors.count("\n") == 1
 
 
-def test_numbers_of_parquet_are_no_text(models: Path, tmp_path: Path, capfd) -> None:
+def test_a_numeric_parquet_column_gives_an_error(models: Path, tmp_path: Path, capfd) -> None:
     table = write_table(tmp_path, ".parquet", [{"source": 1}])
     status, _, errors = translate(capfd, models, "--input", table)
     assert status == 2
     assert f"field 'source' of {table} holds int64; expected a text field" in errors
 
 
-def test_rows_keep_what_json_does_not_know(models: Path, tmp_path: Path, capfd) -> None:
+def test_values_without_a_json_form_are_converted(models: Path, tmp_path: Path, capfd) -> None:
     day = pa.array([1, None], pa.date32())
     columns = {"source": ["one", None], "day": day, "share": [float("nan"), 0.5], "raw": [b"a\xff", b""]}
     pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
@@ -279,7 +279,9 @@ def summarize(capfd, models: Path, *arguments: object) -> tuple[int, str, str]:
     return command(capfd, "summarize", "--model", models / "translator", *SEARCH, *arguments)
 
 
-def test_what_a_document_is(models: Path, tmp_path: Path, capfd, translator: Translator) -> None:
+def test_the_documents_option_splits_the_input(
+    models: Path, tmp_path: Path, capfd, translator: Translator
+) -> None:
     (tmp_path / "in.txt").write_text("one\ntwo\n\n\nthree\n")
     texts = {"file": ["one\ntwo\n\n\nthree"], "blank_line": ["one\ntwo", "three"]}
     texts["line"] = ["one", "two", "", "", "three"]
@@ -305,7 +307,7 @@ def test_summaries_of_long_documents_are_of_their_beginning(models: Path, tmp_pa
     assert "summarized 2 rows; 1 of which only the beginning was read" in errors
 
 
-def test_summaries_repeat_no_three_tokens_unless_they_may(
+def test_summaries_repeat_no_three_tokens_by_default(
     models: Path, tmp_path: Path, capfd, monkeypatch
 ) -> None:
     asked = []

@@ -57,7 +57,7 @@ def written(folder: Path, command: str, model: Path, rows: list[dict[str, Any]],
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_columns_are_those_of_the_training_unless_named(models: Path, tmp_path: Path, command: str) -> None:
+def test_columns_default_to_those_of_the_training(models: Path, tmp_path: Path, command: str) -> None:
     kind, options = COMMANDS[command]
     rows = [{**row, **OTHERS} for row in ROWS]
     model = models / kind
@@ -77,7 +77,7 @@ def test_columns_are_those_of_the_training_unless_named(models: Path, tmp_path: 
         (model / "training_config.yaml").unlink()
 
 
-def test_lists_beside_the_targets_of_a_training_need_a_choice(
+def test_lists_and_training_targets_in_one_table_need_a_choice(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [{"en": "one two", "de": "two one", "hypotheses": ["two one", "one"]}]

@@ -226,7 +226,7 @@ def test_a_word_is_written_as_soon_as_it_is_found(model: Path, tmp_path: Path, c
     assert len(written) > 3
 
 
-def test_tables_and_what_is_too_long_are_not_streamed(model: Path, tmp_path: Path, capfd) -> None:
+def test_tables_and_too_long_lines_are_not_streamed(model: Path, tmp_path: Path, capfd) -> None:
     table = tmp_path / "in.jsonl"
     table.write_text('{"source": "one"}\n')
     command = ["translate", "--model", model, *GREEDY, "--stream", "--input"]
@@ -242,7 +242,7 @@ def test_tables_and_what_is_too_long_are_not_streamed(model: Path, tmp_path: Pat
 
 
 @pytest.mark.process
-def test_each_line_is_answered_at_once_if_so_asked(model: Path, translator: Translator) -> None:
+def test_each_line_is_answered_at_once_on_request(model: Path, translator: Translator) -> None:
     with line_by_line(model) as process:
         for sentence in ("one two", "four"):
             process.stdin.write(f"{sentence}\n".encode())
@@ -290,7 +290,9 @@ def missing(model: Path, folder: Path) -> str:
 
 @pytest.mark.process
 @pytest.mark.parametrize("prepare", [missing, half_written])
-def test_no_whole_model(model: Path, tmp_path: Path, prepare: Callable[[Path, Path], str]) -> None:
+def test_an_incomplete_model_gives_a_one_line_error(
+    model: Path, tmp_path: Path, prepare: Callable[[Path, Path], str]
+) -> None:
     message = prepare(model, tmp_path / "model")
     output = tmp_path / "out.txt"
     done = vaswani("translate", "--model", tmp_path / "model", "--output", output, text=TEXT)
@@ -349,7 +351,7 @@ def test_no_model_that_translates(
         ),
     ],
 )
-def test_wrong_flags_are_one_line_and_status_2(model: Path, capfd, flags: list[str], message: str) -> None:
+def test_wrong_flags_give_one_line_and_status_2(model: Path, capfd, flags: list[str], message: str) -> None:
     status, output, errors = in_process(capfd, "translate", "--model", model, *flags)
     assert (status, output) == (2, "")
     assert message in errors
@@ -363,7 +365,7 @@ def test_debug_shows_the_traceback(model: Path, capfd) -> None:
 
 
 @pytest.mark.process
-def test_a_reader_that_goes_away_ends_the_command_without_a_word(model: Path) -> None:
+def test_a_closed_output_pipe_ends_the_command_silently(model: Path) -> None:
     with line_by_line(model) as process:
         process.stdin.write(b"one\n")
         process.stdin.flush()
@@ -465,7 +467,7 @@ def test_summaries_are_scored_by_rouge(model: Path, corpus: list[Path], capfd) -
     assert "task=summary is unknown; choose one of translation, summarization" in errors
 
 
-def test_sources_are_cut_off_where_that_is_asked_for(model: Path, corpus: list[Path], capfd) -> None:
+def test_max_source_length_truncates_sources(model: Path, corpus: list[Path], capfd) -> None:
     flags = ["--max_source_length", "2", "--num_beams", "1"]
     _, output, _ = in_process(capfd, "evaluate", "--model", model, "--data", *corpus[1:], *flags, "--json")
     record = json.loads(output.splitlines()[-1])
@@ -478,7 +480,7 @@ def test_sources_are_cut_off_where_that_is_asked_for(model: Path, corpus: list[P
     assert f"{record['cut_off_rows']} of which only the beginning was read" in errors
 
 
-def test_what_is_too_long_is_skipped_unless_it_may_be_cut_off(model: Path, tmp_path: Path, capfd) -> None:
+def test_too_long_sources_are_skipped_or_cut(model: Path, tmp_path: Path, capfd) -> None:
     source = tmp_path / "in.txt"
     source.write_text("one\n" + "seven " * 2000 + "\ntwo\n")
     command = ["translate", "--model", model, "--input", source, "--num_beams", "1", "--max_length", "5"]

@@ -42,7 +42,7 @@ def test_values_differ_by_their_relative_difference(script, before, after, expec
     assert max(script.json_differences(before, after), default=None) == expected
 
 
-def test_files_are_compared_by_what_is_in_them(script, tmp_path):
+def test_files_are_compared_by_their_contents(script, tmp_path):
     for side, last in (("before", 1.0), ("after", 1.5)):
         folder = tmp_path / side
         folder.mkdir()
@@ -63,7 +63,7 @@ def test_files_are_compared_by_what_is_in_them(script, tmp_path):
 @pytest.mark.exhaustive
 @pytest.mark.script
 @pytest.mark.slow
-def test_a_changed_checkout_differs_where_it_was_changed(tmp_path):
+def test_a_changed_checkout_differs_in_the_changed_part(tmp_path):
     changed = tmp_path / "src"
     shutil.copytree(SOURCE, changed)
     path = changed / "vaswani" / "interop" / "bert.py"

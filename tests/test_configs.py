@@ -69,7 +69,7 @@ def test_a_configuration_of_another_command_is_refused_with_its_own(name: str, v
         ("causal_lm_small", CausalLMRun, VaswaniForCausalLM),
     ],
 )
-def test_language_models_have_the_size_that_is_said(name, run, model):
+def test_language_models_have_the_stated_size(name, run, model):
     config = load_config(name, ["--dataset", "texts", "--use_cpu", "true"], PretrainingConfig)
     run(config).check()
     with torch.device("meta"):
@@ -102,7 +102,7 @@ def test_accelerate_reads_how_to_launch(name):
     ("name", "millions"),
     [("base", 65), ("big", 213), ("multi30k", 1.77), ("multi30k_tiny", 2.61), ("dates", 1.05)],
 )
-def test_models_have_the_size_that_is_said(name, millions):
+def test_models_have_the_stated_size(name, millions):
     """Table 3 of Vaswani et al. (65 and 213 million) counts to within 3 %."""
     config = load_config(name)
     with torch.device("meta"):
@@ -144,7 +144,7 @@ def test_the_list_has_a_line_for_each_configuration(capsys):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_configuration_begins_with_what_it_is_and_how_to_use_it(name):
+def test_every_configuration_begins_with_a_description_and_a_command(name):
     first, second, *_ = find_config(name).read_text(encoding="utf-8").splitlines()
     assert re.fullmatch(r"# [A-Z].{10,110}\.", first)
     assert re.fullmatch(rf"# vaswani (\w+ .*--(config|task|device)|configs show) {name}( .*)?", second)

@@ -102,7 +102,7 @@ def test_the_wheel_holds_the_package(wheel: Path) -> None:
     assert wheel.name == f"vaswani-{vaswani.__version__}-py3-none-any.whl"
 
 
-def test_the_wheel_of_the_project_is_that_of_its_sdist(wheel: Path, tmp_path: Path) -> None:
+def test_the_wheel_equals_the_wheel_built_from_the_sdist(wheel: Path, tmp_path: Path) -> None:
     archives = [zipfile.ZipFile(path) for path in (wheel, build(ROOT, tmp_path, "wheel"))]
     contents = [{name: archive.read(name) for name in archive.namelist()} for archive in archives]
     assert contents[0] == contents[1]

@@ -71,7 +71,7 @@ def test_every_page_is_tested() -> None:
     assert sorted(PAGES[1:]) == sorted(written)
 
 
-def test_every_block_says_what_it_is_in() -> None:
+def test_every_code_block_names_its_language() -> None:
     for page, text in TEXTS.items():
         fences = re.findall(r"^ *```(\w*)$", text, flags=re.MULTILINE)
         assert set(fences[::2]) <= {"bash", "python"}, page
@@ -122,7 +122,7 @@ def test_every_extra_that_is_named_exists() -> None:
     assert named <= extras.keys()
 
 
-def test_the_changelog_knows_the_version() -> None:
+def test_the_changelog_lists_the_version() -> None:
     headings = re.findall(r"^## \[(.*?)\]", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
     assert headings[0] == "Unreleased"
     assert vaswani.__version__ in headings

@@ -76,7 +76,7 @@ def test_onnx_runtime_translates_the_same(
     assert lines[-1].startswith("encoder: (1, ")
 
 
-def test_a_library_model_becomes_sparse_and_stays_so(run_example: RunExample, tmp_path: Path) -> None:
+def test_a_sparsified_library_model_is_saved_and_loaded(run_example: RunExample, tmp_path: Path) -> None:
     times, loaded = run_example("04_long_documents.py", tmp_path)
     assert times.startswith("4,096 tokens: ")
     assert loaded == "loaded again as SparseBertForMaskedLM, with equal outputs"
@@ -91,7 +91,7 @@ def test_a_library_model_is_distilled_into_ours(run_example: RunExample, tmp_pat
     assert student < 0.6 * teacher
 
 
-def test_shots_show_a_model_what_to_do(run_example: RunExample, tmp_path: Path) -> None:
+def test_shots_raise_the_accuracy(run_example: RunExample, tmp_path: Path) -> None:
     lines = [
         line
         for line in run_example("06_few_shot_prompting.py", tmp_path)

@@ -84,7 +84,7 @@ def test_no_module_imports_from_above(layer: str) -> None:
     assert found == set()
 
 
-def test_modules_for_all_layers_import_none_of_them() -> None:
+def test_shared_modules_import_no_layer() -> None:
     """`files/`, `errors.py`, `bounds.py` and their like; the package itself is the door to everything."""
     names = [name for name in PATHS if name and layer_of(name) not in LAYERS]
     assert {(name, used) for name in names for used in IMPORTS[name] if layer_of(used) in LAYERS} == set()

@@ -147,6 +147,6 @@ def problems_of_outputs(notebook: Any) -> list[str]:
         nbformat.v4.new_output("execute_result", data={"text/plain": "<object at 0x7f2a3dcfce90>"}),
     ],
 )
-def test_outputs_that_concern_nobody_else_are_found(output: Any) -> None:
+def test_private_outputs_are_detected(output: Any) -> None:
     cell = nbformat.v4.new_code_cell("1", outputs=[output])
     assert problems_of_outputs(nbformat.v4.new_notebook(cells=[cell]))

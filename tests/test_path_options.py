@@ -226,6 +226,6 @@ def paths_of_commands() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("command", "name"), list(paths_of_commands()))
-def test_every_path_of_a_command_is_among_them(command, name):
+def test_every_path_option_of_a_command_is_tested(command, name):
     command = "train" if command in ("distill", "pretrain", "finetune") else command  # they share their code
     assert any(words.startswith(f"{command} ") and f"{name} {{path}}" in words for words in OPTIONS)

@@ -135,7 +135,7 @@ def last_names(paths: Iterable[str]) -> set[str]:
     [(USED, used_privately, "uses"), (OVERRIDDEN | MODEL_FIELDS, overridden_privately, "overrides")],
     ids=["used", "overridden"],
 )
-def test_the_list_is_what_the_source_uses(listed: dict[str, str], found, verb: str) -> None:
+def test_the_list_matches_the_names_used_in_the_source(listed: dict[str, str], found, verb: str) -> None:
     places = found()
     names = last_names(listed)
     for name in sorted(places.keys() - last_names(EVERY)):  # a kernel overrides what it uses
@@ -168,7 +168,7 @@ def test_the_library_still_has_the_name(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(OVERRIDDEN))
-def test_an_overridden_method_takes_what_the_library_passes(path: str) -> None:
+def test_an_overridden_method_accepts_the_arguments_of_the_library(path: str) -> None:
     name, places = path.rpartition(".")[2], overridden_privately()
     theirs = find(path)
     if not inspect.isfunction(theirs):

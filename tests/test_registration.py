@@ -52,7 +52,7 @@ def test_the_import_loads_no_large_library():
 
 
 @pytest.mark.slow
-def test_the_models_are_registered_whatever_is_imported_first():
+def test_models_are_registered_for_any_import_order():
     # Each beginning runs in a copy of one process, which has imported neither transformers nor vaswani.
     code = "import os, sys, torch\n" + "".join(
         f"child = os.fork()\n"
@@ -119,7 +119,7 @@ def test_a_stand_in_behaves_as_the_class():
     assert repr(stand_in) == repr(VaswaniForCausalLM)
 
 
-def test_what_a_user_registered_stays():
+def test_a_class_registered_by_the_user_is_kept():
     class Mine(VaswaniForCausalLM):
         pass
 

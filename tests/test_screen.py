@@ -27,7 +27,7 @@ def wait_for_lines(capsys: pytest.CaptureFixture, number: int) -> list[str]:
 
 
 @pytest.mark.usefixtures("soon")
-def test_work_that_takes_long_says_how_far_it_is(capsys) -> None:
+def test_long_work_reports_progress(capsys) -> None:
     with progress_bar(4096, " lines") as bar:
         assert isinstance(bar, ProgressLines)  # no terminal
         assert wait_for_lines(capsys, 2)[0] == "vaswani: 0 of 4,096 lines after 0 s"  # in a first long batch
@@ -40,7 +40,7 @@ def test_work_that_takes_long_says_how_far_it_is(capsys) -> None:
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_pipe_that_waits_for_input_is_told_of_once(capsys) -> None:
+def test_waiting_for_a_pipe_is_reported_once(capsys) -> None:
     with ProgressLines(None, " lines") as lines:
         assert wait_for_lines(capsys, 1) == ["vaswani: 0 lines after 0 s"]
         lines.update(1)
@@ -51,7 +51,7 @@ def test_a_pipe_that_waits_for_input_is_told_of_once(capsys) -> None:
 
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("typed", [True, False])
-def test_who_types_the_input_is_told_of_no_progress(tmp_path, monkeypatch, capsys, typed) -> None:
+def test_typed_input_shows_no_progress(tmp_path, monkeypatch, capsys, typed) -> None:
     save_toy_checkpoint(tmp_path)
     master, slave = os.openpty() if typed else reversed(os.pipe())
     monkeypatch.setattr(sys, "stdin", open(slave))  # noqa: SIM115 - pytest closes it
@@ -65,7 +65,7 @@ def test_who_types_the_input_is_told_of_no_progress(tmp_path, monkeypatch, capsy
     assert (" lines after " in errors) == (not typed)
 
 
-def test_short_work_says_nothing(capsys) -> None:
+def test_short_work_prints_nothing(capsys) -> None:
     with progress_bar(1, " lines") as bar:
         bar.update(1)
     assert capsys.readouterr().err == ""

@@ -48,7 +48,7 @@ def test_the_site_builds_without_a_warning(site: Path) -> None:
 
 @pytest.mark.script
 @pytest.mark.slow
-def test_nothing_of_the_site_is_loaded_from_elsewhere(site: Path) -> None:
+def test_the_site_loads_nothing_external(site: Path) -> None:
     loaded = r"""<(?:script|img|iframe|link)[^>]*(?:src|href)=["']?(https?://[^"'> ]+)"""
     for path in site.rglob("*.html"):
         assert not re.findall(loaded, path.read_text()), path
@@ -156,7 +156,7 @@ def test_code_is_shown_as_it_is_now(tmp_path: Path) -> None:
         source_of(file, "Layer.walk")
 
 
-def test_tables_say_types_limits_and_defaults() -> None:
+def test_tables_show_types_limits_and_defaults() -> None:
     assert type_name(int | None) == "int"
     assert type_name(list[str]) == "list of text"
     assert type_name(float | int) == "float"

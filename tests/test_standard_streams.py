@@ -103,7 +103,7 @@ WRITE_NOTHING_THERE = {
 
 @pytest.mark.exhaustive(after=1)
 @pytest.mark.parametrize("state", SAYS)
-def test_files_are_whole_when_standard_output_fails(outcomes, models, tmp_path, state) -> None:
+def test_files_are_complete_when_standard_output_fails(outcomes, models, tmp_path, state) -> None:
     expected = commands(models, tmp_path)
     told = outcomes({"stdout": state}, *expected)
     for name, (status, errors) in told.items():
@@ -122,7 +122,7 @@ def test_files_are_whole_when_standard_output_fails(outcomes, models, tmp_path, 
 
 @pytest.mark.exhaustive(after=1)
 @pytest.mark.parametrize("state", ["closed", "gone", "/dev/full"])
-def test_what_cannot_be_said_on_standard_error_stops_nothing(outcomes, models, tmp_path, state) -> None:
+def test_a_failing_standard_error_does_not_stop_a_command(outcomes, models, tmp_path, state) -> None:
     names = ["translate", "evaluate", "embed", "student", "compare"]
     expected = commands(models, tmp_path)
     told = outcomes({"stderr": state}, *names, wrong=["translate", "--model", "nowhere/x/y"])

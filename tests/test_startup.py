@@ -52,7 +52,7 @@ def test_the_help_of_a_command_loads_nothing_heavy():
         assert outcome == (0, []), words
 
 
-def test_what_libraries_will_change_is_not_told_unless_asked_for():
+def test_future_warnings_of_libraries_are_hidden_by_default():
     code = "from vaswani.cli.startup import prepare_process; import warnings; prepare_process()\n"
     code += "warnings.warn('later', FutureWarning); warnings.warn('now')"
     for options, said in (([], "now"), (["-W", "default"], "laternow")):
@@ -81,6 +81,6 @@ REFUSED = (
 )
 
 
-def test_what_can_be_refused_before_slow_imports_is():
+def test_wrong_arguments_are_refused_before_slow_imports():
     for command, outcome in zip(REFUSED, outcomes([command.split() for command in REFUSED]), strict=True):
         assert outcome == (2, []), command

@@ -28,11 +28,11 @@ MAKE_AGAIN = "an option has changed: run `python -m vaswani.cli.option_pages` an
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_what_the_dataclasses_say(name):
+def test_help_pages_match_the_dataclasses(name):
     assert (FOLDER / f"{name}.txt").read_text(encoding="utf-8") == make_page(PAGES[name]), MAKE_AGAIN
 
 
-def test_there_are_no_other_pages():
+def test_there_are_no_further_help_pages():
     assert {path.stem for path in FOLDER.glob("*.txt")} == set(PAGES)
 
 
@@ -50,7 +50,7 @@ def test_the_names_are_those_of_the_fields():
         *("--objective span_denoising", "--objective gap_sentences --model x"),
     ],
 )
-def test_the_page_is_that_of_the_configuration_that_would_be_used(flags):
+def test_the_help_page_matches_the_selected_configuration(flags):
     given = dict(flag.removeprefix("--").replace("=", " ").split() for flag in flags.split(" --") if flag)
     assert help_page("pretrain", flags.split()) + "\n" == make_page(PretrainingConfig.variant(given))
 
@@ -104,7 +104,7 @@ def test_help_of_each_objective_has_its_fields():
         assert "metric_for_best_model (loss, accuracy" in " ".join(text.split())
 
 
-def test_flags_of_another_version_of_transformers_are_left_to_the_configuration(monkeypatch):
+def test_flags_are_not_checked_with_another_version_of_transformers(monkeypatch):
     known = json.loads(FIELDS.read_text(encoding="utf-8"))["transformers"]
     monkeypatch.setattr("vaswani.cli.training_help.version", lambda name: known)
     check_flags("train", ["--learning-rate", "1", "--no_bf16", "--max_steps=3"])

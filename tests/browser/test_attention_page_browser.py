@@ -193,7 +193,7 @@ def test_words_in_place_of_tokens(show, maps) -> None:
 
 @pytest.mark.parametrize("colors", ["light", "dark"])
 @pytest.mark.parametrize("viewport", ["desktop", "phone"])
-def test_everybody_can_use_it(show, pages: WatchedPages, maps, viewport: str, colors: str) -> None:
+def test_the_page_is_accessible(show, pages: WatchedPages, maps, viewport: str, colors: str) -> None:
     page = show(maps.values(), viewport=viewport, colors=colors)
     pages.check_accessibility(page)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -244,7 +244,7 @@ def test_long_texts(show) -> None:
     expect(last).to_have_attribute("width", "56")
 
 
-def test_texts_stay_texts(show) -> None:
+def test_markup_in_tokens_is_shown_as_text(show) -> None:
     hostile = ("</script><script>x()</script>", "<img src=x onerror=x()>", "&amp;", "\n", "a b")
     page = show([attention_map("decoder", hostile, hostile)], title="</title><script>x()</script>")
     assert page.title() == "</title><script>x()</script>"
@@ -252,7 +252,7 @@ def test_texts_stay_texts(show) -> None:
     assert page.locator("img").count() == 0
 
 
-def test_a_notebook_shows_it_in_a_frame(pages: WatchedPages, tmp_path: Path, maps) -> None:
+def test_a_notebook_shows_the_page_in_a_frame(pages: WatchedPages, tmp_path: Path, maps) -> None:
     host = tmp_path / "notebook.html"
     shown = attention_page(maps.values())._repr_html_()
     host.write_text(f"<!doctype html><title>A notebook</title><p>A cell</p>{shown}", encoding="utf-8")

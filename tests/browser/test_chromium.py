@@ -42,12 +42,12 @@ def test_errors_and_requests_are_problems(
     assert problem in watched.problems
 
 
-def test_a_good_page_has_none(pages: WatchedPages, tmp_path: Path) -> None:
+def test_a_valid_page_has_no_problems(pages: WatchedPages, tmp_path: Path) -> None:
     page = pages.open(write(tmp_path, "<p>Some text.</p>"))
     pages.check_accessibility(page)
 
 
-def test_axe_finds_what_cannot_be_read(pages: WatchedPages, tmp_path: Path) -> None:
+def test_axe_reports_insufficient_contrast(pages: WatchedPages, tmp_path: Path) -> None:
     page = pages.open(write(tmp_path, '<p style="color: #eee; background: white">Some text.</p>'))
     with pytest.raises(AssertionError, match="color-contrast"):
         pages.check_accessibility(page)

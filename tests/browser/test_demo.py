@@ -65,7 +65,7 @@ def answers(page: Page) -> Any:
 
 @pytest.mark.exhaustive(after=1)
 @pytest.mark.parametrize(("viewport", "colors"), LOOKS)
-def test_a_text_is_translated_as_it_is_written(
+def test_a_text_is_translated_while_it_is_typed(
     pages: WatchedPages, addresses: dict[str, str], models: dict[str, Translator], viewport: str, colors: str
 ) -> None:
     page = pages.open(addresses["one"], viewport=viewport, colors=colors)
@@ -89,7 +89,7 @@ def test_an_example_is_translated(pages: WatchedPages, addresses: dict[str, str]
     expect(answers(page)).not_to_have_value("")
 
 
-def test_what_goes_wrong_is_told_on_the_page(
+def test_errors_are_shown_on_the_page(
     pages: WatchedPages, addresses: dict[str, str], models: dict[str, Translator], monkeypatch: Any
 ) -> None:
     page = pages.open(addresses["one"])
@@ -109,7 +109,7 @@ def test_what_goes_wrong_is_told_on_the_page(
 
 
 @pytest.mark.parametrize(("viewport", "colors"), [LOOKS[0], LOOKS[3]])
-def test_models_stand_side_by_side(
+def test_two_models_are_shown_side_by_side(
     pages: WatchedPages, addresses: dict[str, str], models: dict[str, Translator], viewport: str, colors: str
 ) -> None:
     page = pages.open(addresses["two"], viewport=viewport, colors=colors)
@@ -124,7 +124,7 @@ def test_models_stand_side_by_side(
     pages.check_accessibility(page)
 
 
-def test_the_attention_of_a_text_follows_it(pages: WatchedPages, addresses: dict[str, str]) -> None:
+def test_attention_is_updated_when_the_text_changes(pages: WatchedPages, addresses: dict[str, str]) -> None:
     page = pages.open(addresses["one"])
     write(page, "one two three")
     expect(answers(page)).not_to_have_value("")

@@ -74,7 +74,7 @@ def corpus(tmp_path):
     [{"source_prefix": "the "}, {"source_language": "deu_Latn"}, {"target_language": "eng_Latn"}],
     ids=lambda options: next(iter(options)),
 )
-def test_the_cache_knows_languages_and_prefix(options, corpus, library_tokenizers):
+def test_languages_and_prefix_are_part_of_the_cache_key(options, corpus, library_tokenizers):
     rows, tokenizers = corpus().split("train"), load_tokenizers(library_tokenizers["nllb"])
     before = tokenize_corpus(rows, *tokenizers)
     after = tokenize_corpus(rows, *for_languages(*tokenizers, **options))
@@ -245,7 +245,7 @@ class TestTokenCache:
         marked = tokenize_corpus(rows, tokenizer, tokenizer)[0]["input_ids"]
         assert marked.count(tokenizer.eos_token_id) == 2
 
-    def test_dropout_splits_anew_each_time_and_leaves_nothing_behind(self, corpus, tmp_path, monkeypatch):
+    def test_dropout_tokenizes_anew_each_time_and_leaves_no_files(self, corpus, tmp_path, monkeypatch):
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         words = train_tokenizer([text for pair in PAIRS for text in pair], 400, min_frequency=1)
         rows = corpus().split("train")
@@ -262,7 +262,7 @@ class TestTokenCache:
         assert tokenize_corpus(rows, words, words)["input_ids"][:] == plain
 
     @pytest.mark.parametrize("dropout", [None, 0.5])
-    def test_nothing_is_written_beside_a_saved_data_set(self, dropout, tmp_path):
+    def test_tokenizing_writes_no_files_into_a_saved_data_set(self, dropout, tmp_path):
         words = train_tokenizer([text for pair in PAIRS for text in pair], 300, min_frequency=1)
         words.backend_tokenizer.model.dropout = dropout
         Dataset.from_dict({"source": ["a man"], "target": ["ein Mann"]}).save_to_disk(tmp_path / "saved")
@@ -270,7 +270,7 @@ class TestTokenCache:
         assert len(tokenize_corpus(datasets.load_from_disk(tmp_path / "saved"), words, words)) == 1
         assert sorted((tmp_path / "saved").iterdir()) == before
 
-    def test_rows_in_memory_stay_there(self, tokenizer, cache):
+    def test_rows_in_memory_are_not_cached_on_disk(self, tokenizer, cache):
         tokens = tokenize_corpus(Dataset.from_dict({"source": ["a"], "target": ["b"]}), tokenizer, tokenizer)
         assert not tokens.cache_files
         assert not cache.exists()
@@ -285,7 +285,9 @@ class TestSampler:
         num_replicas=st.integers(1, 5),
     )
     @settings(deadline=None)
-    def test_what_holds_for_every_corpus(self, lengths, spare, seed, epoch, num_replicas):
+    def test_every_epoch_holds_each_row_once_within_the_token_budget(
+        self, lengths, spare, seed, epoch, num_replicas
+    ):
         source, target = zip(*lengths, strict=True)
         budget = max(s + t for s, t in lengths) + spare
 
@@ -312,7 +314,7 @@ class TestSampler:
 
     @given(lengths=length_pairs, spare=st.integers(0, 300))
     @settings(deadline=None)
-    def test_cuts_as_late_as_the_slow_way(self, lengths, spare):
+    def test_batch_cuts_equal_those_of_a_plain_loop(self, lengths, spare):
         budget = max(s + t for s, t in lengths) + spare
         slow, batch = [0], []
         for i, pair in enumerate(lengths):
@@ -370,7 +372,7 @@ class TestSampler:
         unsorted = np.split(random.permutation(20_000), np.cumsum(rows)[:-1])
         assert sum(cost(batch, source, target) for batch in unsorted) > 1.8 * real
 
-    def test_a_wider_stripe_is_taken_where_it_pads_less(self):
+    def test_the_stripe_width_with_the_least_padding_is_chosen(self):
         source, target = map(np.array, lengths_of(tokenized_rows(2000)))
         place, starts = batching._best_batch_plan(source, target, 3000)
         by_width = []
@@ -393,7 +395,7 @@ class TestSampler:
         with pytest.raises(ValueError, match="at least one token"):
             TokenBudgetBatchSampler([1, 0], [1, 1], 16)
 
-    def test_rows_of_one_sequence_cost_their_length_alone(self):
+    def test_rows_of_one_sequence_count_only_its_tokens(self):
         lengths = [3, 9, 4, 4, 9, 3, 4]
         batches = list(TokenBudgetBatchSampler(lengths, None, 18))
         assert sorted(itertools.chain(*batches)) == list(range(7))
@@ -448,7 +450,9 @@ class TestStream:
         epoch=st.integers(0, 9),
     )
     @settings(deadline=None)
-    def test_what_holds_for_every_stream(self, lengths, budget, buffer_size, epoch):
+    def test_a_stream_batches_each_fitting_row_once_within_the_token_budget(
+        self, lengths, budget, buffer_size, epoch
+    ):
         rows = [{"input_ids": [i] * s, "labels": [i] * t} for i, (s, t) in enumerate(lengths)]
         fitting = [i for i, (s, t) in enumerate(lengths) if s + t <= budget]
         report = RowReport(kept=len(rows))
@@ -475,7 +479,7 @@ class TestStream:
         ]
         assert all(one != other for one, other in itertools.combinations(orders, 2))
 
-    def test_equal_buffers_have_orders_of_their_own(self):
+    def test_equal_buffers_are_shuffled_differently(self):
         rows = [{"input_ids": [number] * 5, "labels": [number] * 5} for number in range(30)]
         batches = list(token_budget_batches(rows * 2, 20, len(rows), 0))
         orders = [
@@ -504,7 +508,7 @@ class TestStream:
 
         assert padded(4000) < padded(400) < padded(40)
 
-    def test_rows_whose_targets_are_made_later_cost_what_they_will_have(self):
+    def test_rows_noised_later_count_their_planned_lengths(self):
         generator = np.random.default_rng(0)
         rows = [
             {"input_ids": [1] * 40, "source_length": int(source), "target_length": int(target)}
@@ -571,7 +575,7 @@ class TestStream:
         next(itertools.islice(loader, length, None))
         assert stream.finished_passes[:1] == [length]
 
-    def test_rows_may_be_one_sequence_and_each_pass_is_told(self):
+    def test_rows_of_one_sequence_are_streamed_and_each_pass_is_reported(self):
         told: list[int] = []
         rows = [{"input_ids": [5] * length} for length in (3, 9, 4, 4)]
         stream = iter(TokenBudgetStream(rows, 9, on_pass=told.append))
@@ -581,7 +585,7 @@ class TestStream:
         next(stream)
         assert told == [0, 1]
 
-    def test_rows_that_are_left_out_are_told_by_one_process(self, caplog):
+    def test_one_process_reports_the_rows_left_out_of_a_pass(self, caplog):
         rows = [{"input_ids": [5] * length} for length in (3, 9, 4, 12)]
         for rank in (0, 1):
             caplog.clear()
@@ -648,9 +652,7 @@ class TestResuming:
 
     @pytest.mark.parametrize("kind", ["rows", "stream", "prepared stream"])
     @pytest.mark.parametrize("accumulation", [1, 2])
-    def test_a_run_that_stops_within_an_epoch_goes_on_with_the_same_batches(
-        self, kind, accumulation, tmp_path
-    ):
+    def test_resuming_within_an_epoch_gives_the_same_batches(self, kind, accumulation, tmp_path):
         rows = tokenized_rows()
 
         def run(steps, resume=None):

@@ -80,7 +80,7 @@ def of_the_library(kind: str) -> PreTrainedTokenizerFast:
 
 
 @pytest.mark.parametrize("kind", ["ours", "mark", "suffix", "prefix"])
-def test_the_text_stays_and_without_dropout_its_split(kind, tokenizer):
+def test_dropout_keeps_the_text_and_zero_dropout_keeps_the_tokens(kind, tokenizer):
     used = tokenizer if kind == "ours" else of_the_library(kind)
     rows = used(TEXTS)["input_ids"]
     assert split(used, TEXTS, 0.0) == rows
@@ -103,7 +103,7 @@ def test_splits_are_a_function_of_the_generator(tokenizer):
     assert split(tokenizer, TEXTS, 0.5, seed=1) != split(tokenizer, TEXTS, 0.5, seed=2)
 
 
-def test_a_row_that_its_text_does_not_give_back_stays(tokenizer):
+def test_a_row_that_its_decoded_text_does_not_reproduce_keeps_its_tokens(tokenizer):
     dropout = BpeDropout(tokenizer, 1.0)
     row = [*tokenizer("janvier")["input_ids"][:-1], tokenizer.bos_token_id, tokenizer.eos_token_id]
     assert dropout.word_starts([row])[0].all()
@@ -147,7 +147,7 @@ def splitter(tokenizer: Any, p: float = 0.2, longest: int = 100, max_tokens: int
     return PairSplitter(dropout, dropout, longest, longest, max_tokens)
 
 
-def test_each_epoch_splits_anew_and_again_the_same(dates):
+def test_each_epoch_has_its_own_reproducible_segmentation(dates):
     tokenizer, rows = dates
     anew = BpeDropoutDataset(rows, splitter(tokenizer), seed=3)
     epochs = []
@@ -196,7 +196,7 @@ def test_each_epoch_has_as_many_batches_with_hardly_any_padding(dates):
         assert sum(costs) < 1.1 * (source.sum() + target.sum())
 
 
-def test_a_stream_splits_anew_in_each_pass(dates):
+def test_each_pass_of_a_stream_has_its_own_segmentation(dates):
     tokenizer, rows = dates
 
     def one_pass(epoch: int) -> list[list[int]]:

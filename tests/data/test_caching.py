@@ -115,7 +115,7 @@ def test_something_else_in_the_place_of_a_folder(
         assert [str(folder) in record.message for record in caplog.records] == [True]
 
 
-def test_a_run_that_is_killed_while_it_writes_leaves_nothing_that_another_reads(
+def test_a_run_killed_while_writing_leaves_no_cache_entry_for_others(
     cache: Path, spec: CorpusSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def die(self: ArrowWriter, *arguments: Any, **options: Any) -> None:
@@ -142,7 +142,7 @@ def test_several_mend_a_folder_at_a_time(cache: Path, spec: CorpusSpec) -> None:
             assert list(pool.map(lambda _: texts(spec).to_list(), range(4))) == [expected] * 4
 
 
-def test_what_another_process_writes_is_waited_for_and_that_is_told(
+def test_waiting_for_another_process_to_fill_the_cache_is_logged(
     cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "SECONDS_OF_SILENCE", 0.1)
@@ -168,7 +168,7 @@ def test_what_another_process_writes_is_waited_for_and_that_is_told(
     assert caplog.messages == [f"Waiting for another process that is writing {cache / 'key'}."]
 
 
-def test_what_fails_while_it_is_made_leaves_nothing(cache: Path) -> None:
+def test_a_failure_while_filling_the_cache_leaves_no_files(cache: Path) -> None:
     def fail(folder: Path) -> None:
         (folder / "rows.arrow").write_text("half")
         raise ValueError("no rows")
@@ -182,7 +182,7 @@ def test_what_fails_while_it_is_made_leaves_nothing(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("read", [texts, tokens, sequences])
-def test_a_full_disk_is_told_with_the_folder_and_the_remedy(
+def test_a_full_disk_raises_an_error_with_the_folder_and_the_remedy(
     read: Callable[[CorpusSpec], Dataset], cache: Path, spec: CorpusSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(self: ArrowWriter, *arguments: Any, **options: Any) -> None:
@@ -209,7 +209,7 @@ def open_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_another_user_reads_a_whole_cache_and_is_told_where_none_can_be_written(
+def test_another_user_reads_the_cache_but_gets_an_error_when_writing(
     open_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def rows(folder: Path) -> None:
@@ -235,7 +235,7 @@ def test_another_user_reads_a_whole_cache_and_is_told_where_none_can_be_written(
 
 
 @pytest.mark.parametrize("cache_home", ["file", "/proc/nowhere"])
-def test_a_cache_that_cannot_be_made_is_told(
+def test_a_cache_folder_that_cannot_be_created_raises_an_error(
     cache_home: str, tmp_path: Path, spec: CorpusSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")

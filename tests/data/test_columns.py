@@ -24,7 +24,7 @@ CHOICES: dict[str, Callable[[Dataset], Dataset]] = {
 
 @pytest.mark.parametrize("on_disk", [False, True])
 @pytest.mark.parametrize("choice", CHOICES)
-def test_it_is_the_column(tmp_path: Path, choice: str, on_disk: bool) -> None:
+def test_the_array_equals_the_column(tmp_path: Path, choice: str, on_disk: bool) -> None:
     rows = Dataset.from_dict({"text": [*"abcdefghijkl"], "length": [7, 3, 9, 1, 8, 2, 6, 0, 5, 4, 12, 11]})
     if on_disk:
         rows.save_to_disk(tmp_path / "rows", num_shards=3)

@@ -140,7 +140,7 @@ def test_chats_are_read_from_tables(tmp_path, ending):
     assert [json.loads(row["messages"]) for row in corpus.splits["train"]] == chats
 
 
-def test_rows_that_are_no_chat_are_counted(tmp_path):
+def test_rows_without_a_valid_chat_are_counted(tmp_path):
     rows = [CHAT, "no chat", [{"role": "user"}], CHAT[:1], None, [{"role": "assistant", "content": " "}]]
     file = write_jsonl(tmp_path / "chats.jsonl", [{"messages": chat} for chat in rows])
     report = load_chats(ChatSpec(train_file=[str(file)])).reports["train"]

@@ -147,7 +147,7 @@ class TestFiles:
             load(write(data, name), target_field="de", streaming=streaming)
 
     @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.parquet"])
-    def test_a_field_that_there_is_twice_is_refused_where_it_is_asked_for(self, name, data):
+    def test_a_used_field_that_occurs_twice_raises_an_error(self, name, data):
         path, names, row = data / name, ["source", "note", "target", "source", "note"], list("vwxyz")
         if name.endswith(".parquet"):
             pq.write_table(pa.table([[cell] for cell in row], names=names), path)
@@ -161,7 +161,7 @@ class TestFiles:
             path.write_text(path.read_text().replace("source", "first", 1))
             assert pairs(load([str(path)]).splits["train"]) == [("y", "x")]  # notes are not asked for
 
-    def test_a_field_that_only_holds_others_is_answered_with_them(self, data):
+    def test_a_field_of_nested_fields_raises_an_error_that_names_them(self, data):
         path = data / "a.jsonl"
         path.write_text('{"t": {"en": "a", "de": "b"}}\n')
         with pytest.raises(UserError, match=r"no field 't'; it has 't\.en', 't\.de'"):
@@ -179,7 +179,7 @@ MORE_PAIRS = [("Three dogs.", "Drei Hunde."), ("", "leer"), ("Two men.", "Zwei M
 class TestSeveralTables:
     @pytest.mark.parametrize("streaming", [False, True])
     @pytest.mark.parametrize("names", [["a.jsonl", "b.jsonl"], ["a.csv", "b.parquet"], ["a.tsv", "b.json"]])
-    def test_they_are_read_one_after_the_other(self, data, names, streaming):
+    def test_tables_are_read_in_the_given_order(self, data, names, streaming):
         first, second = write(data, names[0]), write(data, names[1], MORE_PAIRS)
         corpus = load([*first, *second, *first], streaming=streaming)
         usable = [MORE_PAIRS[0], MORE_PAIRS[2]]
@@ -188,7 +188,7 @@ class TestSeveralTables:
         files = corpus.fingerprint["train"]["files"]
         assert [file["path"] for file in files] == [*first, *second, *first]
 
-    def test_their_order_and_contents_identify_them(self, data):
+    def test_the_identity_depends_on_order_and_contents(self, data):
         (first,), (second,) = write(data, "a.jsonl"), write(data, "b.jsonl", MORE_PAIRS)
         orders = [load(files).identity() for files in ([first, second], [second, first], [first])]
         assert not any(orders[one] == orders[other] for one, other in ((0, 1), (0, 2), (1, 2)))
@@ -215,7 +215,7 @@ class TestMistakes:
             CorpusSpec(**spec)
 
     @pytest.mark.parametrize("kind", ["pipe", "device", "link"])
-    def test_what_cannot_be_read_twice_is_named(self, tmp_path, kind):
+    def test_pipes_devices_and_broken_links_raise_an_error(self, tmp_path, kind):
         path = tmp_path / "rows.jsonl"
         if kind == "pipe":
             os.mkfifo(path)
@@ -306,7 +306,7 @@ class TestReports:
             "13 mispaired (22 sources, 21 targets)"
         )
 
-    def test_a_stream_counts_as_far_as_it_was_read_and_anew_in_each_pass(self, data):
+    def test_a_stream_reports_the_rows_read_so_far_in_each_pass(self, data):
         corpus = load(spoiled_file(data), streaming=True)
         report = corpus.reports["train"]
         assert report == RowReport()
@@ -383,7 +383,7 @@ class TestCache:
         assert len(list(cache.glob("vaswani/*/rows.arrow"))) == 1
 
     @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.csv", "a.parquet", "a.txt"])
-    def test_nothing_is_written_beside_the_files(self, name, data):
+    def test_loading_writes_no_files_beside_the_corpus(self, name, data):
         files = write(data, name)
         before = contents(data)
         load(files)
@@ -394,7 +394,7 @@ class TestCache:
         list(load(write(data, "a.jsonl"), streaming=True).splits["train"])
         assert not any(contents(cache).values())  # nothing but an empty lock file
 
-    def test_the_fingerprint_tells_contents_apart(self, data):
+    def test_the_fingerprint_depends_on_the_contents(self, data):
         first = load(write(data, "a.jsonl")).fingerprint
         second = load(write(data, "a.jsonl", PAIRS[:2])).fingerprint
         assert json.loads(json.dumps(first)) == first
@@ -443,7 +443,7 @@ class TestFolders:
             name: [(name, "b")] for name in splits
         }
 
-    def test_saved_labels_are_no_text(self, streaming, data):
+    def test_a_saved_column_of_integers_raises_an_error(self, streaming, data):
         Dataset.from_dict({"source": ["a"], "target": [3]}).save_to_disk(data / "saved")
         with pytest.raises(
             UserError, match=r"'target' of .*saved \(train\) holds int64; expected a text field"
@@ -514,7 +514,7 @@ class TestHub:
             load_corpus(CorpusSpec(dataset="someone/some_corpus", streaming=streaming))
 
     @pytest.mark.parametrize("streaming", [False, True])
-    def test_offline_is_one_clear_line(self, streaming, monkeypatch):
+    def test_offline_mode_raises_a_one_line_error(self, streaming, monkeypatch):
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         with pytest.raises(UserError) as raised:
             load_corpus(CorpusSpec(dataset="bentrevett/multi30k", streaming=streaming))
@@ -553,7 +553,7 @@ class TestDates:
         with pytest.raises(UserError, match="has no field 'en'; it has 'source', 'target'"):
             load_corpus(CorpusSpec(dataset="dates", source_field="en"))
 
-    def test_only_the_splits_asked_for(self):
+    def test_only_the_requested_splits_are_loaded(self):
         corpus = load_corpus(CorpusSpec(dataset="dates"), ["test"])
         assert list(corpus.splits) == ["test"]
         assert corpus.available == ["train", "validation", "test"]

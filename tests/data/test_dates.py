@@ -146,7 +146,7 @@ def test_names_of_locales(locales, expected):
         (["dz"], ["'dz'", "digits 0 to 9"]),
     ],
 )
-def test_a_locale_that_cannot_be_had(locales, parts):
+def test_an_unsupported_locale_raises_an_error(locales, parts):
     with pytest.raises(UserError) as error:
         generate_dates(locales, **SMALL)
     assert all(part in str(error.value) for part in parts), error.value
@@ -170,7 +170,7 @@ def test_a_text_of_two_days_is_left_out():
     assert any(" Kasım " in row["source"] for row in rows_of(together))
 
 
-def test_ambiguous_texts_are_those_of_brute_force():
+def test_ambiguous_texts_equal_those_of_an_exhaustive_search():
     locales = ["tr", "dav", "teo", "id", "st", "es_PA", "en_GB", "ar", "he"]
     writers = [
         DateWriter.from_babel(locale, date_format) for locale in locales for date_format in DATE_FORMATS
@@ -228,7 +228,7 @@ def test_splits_share_no_day_and_no_text(default_dates):
         assert validation.isdisjoint(test)
 
 
-def test_held_out_days_stay_held_out_whatever_the_locales():
+def test_held_out_days_are_never_trained_on_in_any_locale():
     held_out = set(generate_dates(["en"], train_rows=0, validation_rows=0, test_rows=3000)["test"]["target"])
     trained = set(
         generate_dates(["de"], train_rows=30_000, validation_rows=0, test_rows=0)["train"]["target"]

@@ -136,7 +136,7 @@ def test_random_choices_depend_on_seed_and_epoch_and_others_do_not():
     assert targets("ind_orig") != targets("lead")
 
 
-def test_a_mask_of_pegasus_stands_for_sentences():
+def test_the_sentence_mask_is_the_first_mask_token_of_pegasus():
     plain = byte_tokenizer(purpose="translation")
     assert sentence_mask(plain) is None
     assert sentence_mask(TOKENIZER) == MASK == 3

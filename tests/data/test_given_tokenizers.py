@@ -85,7 +85,7 @@ def test_the_text_of_a_control_symbol_is_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["truncated", "text", "empty", "words"])
-def test_what_is_no_such_model_is_told(fault: str, tmp_path: Path) -> None:
+def test_an_invalid_sentencepiece_model_raises_an_error(fault: str, tmp_path: Path) -> None:
     file = write_sentencepiece(tmp_path / "spm.model", model_type="word" if fault == "words" else "unigram")
     contents = {"truncated": file.read_bytes()[:-20], "text": b"the big cat", "empty": b""}
     file.write_bytes(contents.get(fault, file.read_bytes()))
@@ -105,7 +105,7 @@ def of_sentencepiece(folder: Path) -> Any:
     [bert, gpt2, lambda folder: gpt2(folder, begins=True), of_sentencepiece],
     ids=["bert", "gpt2", "llama", "spm"],
 )
-def test_every_text_ends_and_can_be_padded_also_when_it_is_loaded_again(make: Any, tmp_path: Path) -> None:
+def test_prepared_tokenizers_end_and_pad_texts_even_after_reloading(make: Any, tmp_path: Path) -> None:
     given = make(tmp_path)
     before = given(TEXTS[0]).input_ids
     ready = prepare_for_pairs(given, "mine")

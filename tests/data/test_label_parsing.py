@@ -81,7 +81,7 @@ def test_the_separator_parts_labels():
         ("multi_label", "[0, 0, 1]", "a 0 or 1 for each label"),
     ],
 )
-def test_what_is_no_label_is_refused(task, cell, message):
+def test_an_invalid_label_raises_an_error(task, cell, message):
     with pytest.raises(ValueError, match=message):
         read_label(cell, task)
 
@@ -103,7 +103,7 @@ def test_texts_are_read():
         read_text(["a"], "regression")
 
 
-def test_long_cells_are_not_shown_whole():
+def test_long_cells_are_shortened_in_error_messages():
     with pytest.raises(ValueError, match="…") as raised:
         read_label("x" * 1000, "regression")
     assert len(str(raised.value)) < 200

@@ -181,7 +181,7 @@ def test_empty_words_and_empty_lists_are_counted(tmp_path):
     assert str(corpus.reports["train"]) == "kept 1 of 3 rows; left out: 2 empty"
 
 
-def test_the_identity_tells_what_the_rows_depend_on(tmp_path):
+def test_the_identity_covers_every_setting_that_affects_the_rows(tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", [{"text": "a b", "pair": "c", "label": "a,b"}])
 
     def identity(**options) -> str:
@@ -226,7 +226,7 @@ def test_the_identity_tells_what_the_rows_depend_on(tmp_path):
         ([{"text": "a", "label": None}], {}, "no row of .* can be used: .*1 without label"),
     ],
 )
-def test_what_cannot_be_read_is_told_in_one_line(tmp_path, rows, options, message):
+def test_invalid_rows_raise_a_one_line_error(tmp_path, rows, options, message):
     path = write_rows(tmp_path / "rows.jsonl", rows)
     with pytest.raises(UserError, match=message) as raised:
         load_labelled(LabelledSpec(train_file=[path], **options))
@@ -254,7 +254,7 @@ def test_fields_of_data_sets_are_checked(tmp_path):
         ({"dataset": "{}"}, "nor does it hold train, validation or test"),
     ],
 )
-def test_places_that_hold_nothing_are_told(tmp_path, spec, message):
+def test_paths_without_usable_data_raise_an_error(tmp_path, spec, message):
     write_rows(tmp_path / "rows.jsonl", ROWS)
     for name in ("a.txt", "a.doc"):
         (tmp_path / name).write_text("a O\n")

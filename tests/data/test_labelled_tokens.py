@@ -49,7 +49,7 @@ def test_long_texts_are_cut_off_as_the_tokenizer_does_it():
     assert (report.kept, report.truncated, report.over_long) == (2, 1, 0)
 
 
-def test_long_rows_are_left_out_instead_where_they_are_not_to_be_cut():
+def test_without_truncation_long_rows_are_left_out():
     rows = [{"text": ["the", "film", "was", "good"], "label": 0}, {"text": ["bad"], "label": 1}]
     tokens, report = tokenize(rows, max_length=5, truncate=False)
     assert tokens["label"][:] == [1]
@@ -98,7 +98,7 @@ def test_words_are_split_as_in_a_text_and_know_where_they_begin():
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bytes"])
-def test_words_keep_the_space_before_them_where_it_is_a_part_of_them(kind):
+def test_words_keep_the_leading_space_of_byte_level_tokens(kind):
     """Of tokenizers that put no space in front of a word by themselves."""
     tokenizer = byte_tokenizer(purpose="masked")
     if kind == "gpt2":
@@ -128,7 +128,7 @@ def word_tokenizer(unk_token: str | None) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=unk_token)
 
 
-def test_a_word_of_which_nothing_is_left_is_unknown():
+def test_a_word_that_tokenizes_to_nothing_becomes_the_unknown_token():
     rows = [{"text": ["a", "\u200d", "b"], "label": [0, 1, 2]}]
     tokens, _ = tokenize(rows, tokenizer=word_tokenizer("[UNK]"), target=lambda row: row["word_starts"])
     assert tokens[0]["input_ids"] == [1, 0, 2]
@@ -137,7 +137,7 @@ def test_a_word_of_which_nothing_is_left_is_unknown():
         tokenize(rows, tokenizer=word_tokenizer(None))
 
 
-def test_there_must_be_room_for_a_token():
+def test_max_length_must_leave_room_for_a_token():
     with pytest.raises(UserError, match="max_length=2 has no room beside 2 special tokens; give 3 or more"):
         tokenize([{"text": "a", "label": 0}], max_length=2)
 

@@ -77,7 +77,7 @@ def test_shares_are_those_of_the_paper(rows, probability):
     assert_share(stays.sum(), chosen.sum(), 0.1 + by_chance)
 
 
-def test_only_what_is_chosen_is_a_label_and_changes(rows):
+def test_only_chosen_tokens_have_labels_and_change(rows):
     tokens, seen, labels = masked(rows, 3)
     chosen = labels != -100
     assert (labels[chosen] == tokens[chosen]).all()
@@ -136,7 +136,7 @@ def test_masks_depend_on_seed_epoch_and_row_alone(rows):
     assert torch.equal(collator(batch)["labels"], first["labels"])
 
 
-def test_workers_that_stay_learn_of_the_epoch(rows):
+def test_persistent_workers_see_the_new_epoch(rows):
     collator = MaskingCollator(TOKENIZER)
     options = {"batch_size": 4, "collate_fn": collator}
     context = multiprocessing.get_context("fork")
@@ -173,7 +173,7 @@ def test_batches_are_padded():
     assert all(tensor.dtype == torch.int64 for tensor in batch.values())
 
 
-def test_what_cannot_mask_is_refused():
+def test_a_missing_mask_token_or_wrong_probability_raises_an_error():
     with pytest.raises(UserError, match="the tokenizer has no mask"):
         MaskingCollator(train_tokenizer(TEXTS, 300, purpose="causal"))
     for probability in (0, 1.5):

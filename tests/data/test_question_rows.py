@@ -194,7 +194,7 @@ def test_an_answer_that_is_not_in_its_text_is_named(tmp_path, answers, message):
         ({"other": []}, "has no field 'context'"),
     ],
 )
-def test_what_only_looks_like_squad_is_refused(tmp_path, content, message):
+def test_malformed_squad_files_raise_an_error(tmp_path, content, message):
     (tmp_path / "rows.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match=message):
         load(tmp_path / "rows.json")

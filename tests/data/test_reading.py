@@ -109,7 +109,7 @@ class TestJsonLines:
         ]
         assert rows[-1] == ("c", "d")
 
-    def test_a_bad_byte_in_a_field_that_is_not_asked_for_costs_nothing(self, tmp_path):
+    def test_a_bad_byte_in_an_unused_field_is_ignored(self, tmp_path):
         path = write(tmp_path / "a.jsonl", b'{"source": "a", "note": "\xff", "target": "b"}\n')
         assert rows_of(path) == [("a", "b")]
 
@@ -221,7 +221,7 @@ def test_files_with_the_line_ends_of_old_macs(tmp_path, ending):
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "json", "csv.gz", "tsv.gz", "jsonl.gz"])
-def test_a_line_that_never_ends_is_named_before_it_fills_the_memory(tmp_path, monkeypatch, ending):
+def test_an_overlong_line_raises_an_error_before_it_fills_memory(tmp_path, monkeypatch, ending):
     monkeypatch.setattr(reading, "LONGEST_ROW", 100)
     row = ("a" * 60, "b" * 60)
     separator = "\t" if "tsv" in ending else ","
@@ -261,7 +261,7 @@ class TestTextPair:
     def test_crlf_byte_order_mark_and_a_last_line_without_end(self, tmp_path):
         assert self.read(tmp_path, "\ufeffa\r\nb\r\n", "x\ny") == [("a", "x"), ("b", "y")]
 
-    def test_the_longer_side_goes_on_alone(self, tmp_path):
+    def test_surplus_lines_of_the_longer_side_have_no_partner(self, tmp_path):
         assert self.read(tmp_path, "a\nb\nc\n", "x\n") == [("a", "x"), ("b", None), ("c", None)]
 
     def test_a_bad_byte_costs_its_row(self, tmp_path):
@@ -302,7 +302,7 @@ class TestParquet:
         assert rows_of(path, "raw", "t.en") == [("x", "a"), ("\udcff", "c"), ("z", "e")]
         assert table_format(path).fields(path) == ["t.de", "t.n", "t.en", "raw"]
 
-    def test_a_column_of_numbers_is_no_text(self, tmp_path):
+    def test_a_column_of_numbers_raises_an_error(self, tmp_path):
         path = tmp_path / "a.parquet"
         pq.write_table(pa.table({"source": ["a"], "target": [1]}), path)
         with pytest.raises(UserError, match=r"'target' of .*a\.parquet holds int64; expected a text field"):

@@ -87,7 +87,7 @@ def test_sentences_are_not_blank_and_need_no_white_space(text: str, sentences: l
     assert [text[begin:end] for begin, end in itertools.pairwise(begins)] == sentences
 
 
-def test_what_looks_like_a_special_token_is_text():
+def test_text_that_looks_like_a_special_token_is_text():
     (document,) = read_documents(["a <mask> and </s>"], MASKED)
     assert not set(document.ids) & set(MASKED.all_special_ids)
 
@@ -289,7 +289,7 @@ def test_a_stream_gives_the_same_sequences(tmp_path, monkeypatch, recipe):
     assert found[0]
 
 
-def test_sequences_are_kept_in_the_cache_under_all_that_they_depend_on(tmp_path, monkeypatch):
+def test_the_cache_key_of_sequences_covers_every_setting(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     texts = load_corpus(TextCorpusSpec(**write_texts(tmp_path, train=30))).split("train")
 

@@ -80,7 +80,7 @@ def filled(source: list[int], target: list[int], sentinels: int) -> list[int]:
     return [token for part in source for token in spans.get(part, [part])]
 
 
-def test_density_and_mean_length_are_as_asked():
+def test_noise_has_the_given_density_and_mean_length():
     """15 % of 512 tokens are 77, in 26 spans, between which there is text."""
     assert SpanNoise().counts(512) == (77, 26)
     generator = np.random.default_rng(0)

@@ -172,7 +172,7 @@ def test_a_target_language_that_is_not_known_is_an_error(
         TextCodec(tokenizer, "target").token_ids(TARGETS)
 
 
-def test_targets_that_do_not_come_back_are_shown(library_tokenizers: dict[str, Path]) -> None:
+def test_targets_changed_by_a_tokenizer_round_trip_are_reported(library_tokenizers: dict[str, Path]) -> None:
     targets = TextCodec(load_tokenizers(library_tokenizers["marian"])[0], "target")
     assert targets.texts_changed_by_tokens(TARGETS) == []
     (lost,) = targets.texts_changed_by_tokens([TARGETS[0], "zwei  Kühe"])

@@ -76,7 +76,7 @@ def test_blank_lines_may_part_documents(tmp_path):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_what_cannot_be_used_is_counted(tmp_path, streaming):
+def test_unusable_rows_are_counted_by_reason(tmp_path, streaming):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "a"}\n{"text": "b"}\n{"text": "c"}\n{"text": " "}\n{"text": 5}\n'
                      b'{"text": "\xff"}\n{"te\n{"other": "d"}\n')  # fmt: skip
@@ -94,7 +94,7 @@ def test_a_wrong_field_is_answered_with_those_that_exist(tmp_path, name):
         texts_of(train_file=str(path), text_field="body")
 
 
-def test_mistakes_are_told(tmp_path):
+def test_a_corpus_without_rows_or_with_two_train_files_raises_an_error(tmp_path):
     (tmp_path / "empty.txt").write_text("\n \n")
     with pytest.raises(UserError, match=r"no row of .*empty\.txt can be used: kept 0 of 2 rows"):
         texts_of(train_file=str(tmp_path / "empty.txt"))

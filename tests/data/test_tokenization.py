@@ -95,7 +95,7 @@ def round_trip(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
 
 @settings(max_examples=500, deadline=None)
 @given(text=st.text() | st.lists(st.sampled_from(AWKWARD_PIECES)).map("".join))
-def test_every_text_comes_back(tokenizer, text):
+def test_every_text_survives_a_round_trip(tokenizer, text):
     assert round_trip(tokenizer, text) == text
     ids = tokenizer(text).input_ids  # the same, but for special tokens in the text
     assert ids == tokenizer.encode(text)
@@ -108,7 +108,7 @@ def test_every_text_comes_back(tokenizer, text):
     texts=st.lists(st.text() | st.sampled_from(AWKWARD_PIECES), min_size=1, max_size=4),
     p=st.floats(0.01, 1.0),
 )
-def test_every_text_comes_back_padded_and_with_dropout(tokenizer, texts, p):
+def test_every_text_survives_a_round_trip_with_padding_and_dropout(tokenizer, texts, p):
     batch = tokenizer(texts, padding=True, **text_options(tokenizer))
     assert tokenizer.batch_decode(batch.input_ids, skip_special_tokens=True) == texts
     dropout, rows = BpeDropout(tokenizer, p), TextCodec(tokenizer).token_ids(texts)
@@ -126,7 +126,7 @@ def test_text_that_looks_like_a_special_token_is_text(tokenizer):
     assert tokenizer.bos_token_id not in ids
 
 
-def test_who_writes_special_tokens_finds_them(tokenizer):
+def test_special_tokens_in_a_text_are_encoded_as_special_tokens(tokenizer):
     """As TRL, which ends each text by `eos_token`, chat templates, and tokens that are added."""
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.add_special_tokens({"extra_special_tokens": ["<sep>"]})
@@ -168,7 +168,7 @@ def test_a_word_is_the_same_token_at_the_beginning_and_inside(tokenizer):
     assert tokenizer.tokenize("dog, dog.") == ["Ġdog", ",", "Ġdog", "."]
 
 
-def test_each_digit_stands_alone(tokenizer):
+def test_each_digit_is_a_token(tokenizer):
     assert tokenizer.tokenize("of 1999") == ["Ġof", "Ġ1", "9", "9", "9"]
 
 
@@ -178,7 +178,7 @@ def test_marks_and_joiners_do_not_cut_a_word(tokenizer, word):
     assert len(pieces) == 2
 
 
-def test_each_punctuation_mark_stands_alone(tokenizer):
+def test_each_punctuation_mark_is_split_off(tokenizer):
     pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(' he said: "no!"')
     assert [piece for piece, _ in pieces] == ["Ġhe", "Ġsaid", ":", 'Ġ"', "no", "!", '"']
 
@@ -186,7 +186,7 @@ def test_each_punctuation_mark_stands_alone(tokenizer):
 # --- training -------------------------------------------------------------------------------------
 
 
-def test_vocabulary_size_is_what_was_asked_for():
+def test_the_vocabulary_has_the_requested_size():
     assert len(train_tokenizer(mixed(), 300)) == 300
     assert len(train_tokenizer(mixed(), 259)) == 259
     assert round_trip(train_tokenizer(mixed(), 259), "A dog!") == "A dog!"
@@ -325,7 +325,7 @@ def test_a_half_written_tokenizer_is_an_error(tmp_path, tokenizer, content):
     assert "\n" not in str(error.value)
 
 
-def test_what_the_last_call_asked_for_is_never_saved(tokenizer, tmp_path):
+def test_padding_and_truncation_of_the_last_call_are_not_saved(tokenizer, tmp_path):
     tokenizer(ENGLISH, padding=True, truncation=True, max_length=7)
     save_tokenizers(tokenizer, tokenizer, tmp_path)
     saved = json.loads((tmp_path / "tokenizer.json").read_text())
@@ -359,6 +359,6 @@ def test_a_tag_is_one_token_and_changes_no_other(kind, tmp_path):
 
 
 @pytest.mark.parametrize("tags", [[""], [">>de<< "], ["</s>"], [">>de<<", ">>de<<"]])
-def test_tags_that_are_no_new_tokens_are_refused(tags):
+def test_invalid_or_repeated_tags_raise_an_error(tags):
     with pytest.raises(UserError, match=r"^source_tags="):
         check_tags(tags)

@@ -62,7 +62,7 @@ def test_a_decoder_reads_a_beginning_and_no_end(make):
 
 @settings(max_examples=200, deadline=None)
 @given(prompt=st.text(), more=st.text() | st.sampled_from([" is Paris", "is", " "]))
-def test_what_a_decoder_writes_continues_its_prompt(prompt, more):
+def test_decoded_continuations_join_their_prompt_exactly(prompt, more):
     """A text's tokens, wherever they are cut between characters, are decoded to its parts."""
     tokenizer = trained_once("causal")
     first, second = TextCodec(tokenizer).token_ids([prompt, more], add_special_tokens=False)
@@ -84,7 +84,7 @@ def test_a_mask_stands_for_a_word(make):
     assert tokenizer(text).input_ids == ids
 
 
-def test_what_follows_a_mask_is_as_in_running_text():
+def test_tokens_after_a_mask_are_those_of_running_text():
     tokenizer = train_tokenizer(TEXTS * 4, 600, purpose="masked")
     whole = tokenizer("the capital of France, and").input_ids
     masked = tokenizer("the <mask> of France, and").input_ids
@@ -93,7 +93,7 @@ def test_what_follows_a_mask_is_as_in_running_text():
 
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(min_size=1))
-def test_every_text_comes_back_from_bytes_and_its_bytes_are_counted(text):
+def test_byte_tokens_survive_a_round_trip_and_are_counted(text):
     tokenizer = byte_tokenizer(purpose="causal")
     (ids,) = TextCodec(tokenizer).token_ids([text])
     assert tokenizer.decode(ids, skip_special_tokens=True) == text

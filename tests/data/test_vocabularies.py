@@ -41,7 +41,9 @@ def files_of(tokenizer: Any, folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "char", "byte"])
-def test_it_is_trained_once(tmp_path: Path, trainings: list[dict[str, Any]], kind: str) -> None:
+def test_a_tokenizer_is_trained_once_and_then_cached(
+    tmp_path: Path, trainings: list[dict[str, Any]], kind: str
+) -> None:
     options = {**OPTIONS, "kind": kind, "tags": [">>de<<"], "model_max_length": 40}
     rows = rows_in(tmp_path / "a.jsonl")
     first = trained_tokenizer(rows, ["source", "target"], **options)
@@ -59,7 +61,7 @@ def test_it_is_trained_once(tmp_path: Path, trainings: list[dict[str, Any]], kin
      {"purpose": "causal"}, {"token_types": True}, {"model_max_length": 9}, {"columns": ("source",)},
      {"rows": ROWS[:50]}],
 )  # fmt: skip
-def test_all_that_it_depends_on_is_in_its_key(
+def test_the_cache_key_covers_every_setting(
     tmp_path: Path, trainings: list[dict[str, Any]], change: dict[str, Any]
 ) -> None:
     def trained(columns: tuple[str, ...] = ("source", "target"), rows: Any = ROWS, **options: Any) -> str:

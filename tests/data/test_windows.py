@@ -110,7 +110,7 @@ def test_a_word_maps_back_to_its_exact_text(name, words, data):
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize(("max_length", "stride", "most"), [(24, 5, 6), (16, 0, 6), (40, 20, 2)])
-def test_windows_cover_the_text_and_share_what_they_should(name, max_length, stride, most):
+def test_windows_cover_the_text_and_overlap_by_the_stride(name, max_length, stride, most):
     context = "the film was in rome and oslo, where ann saw bob. " * 4
     lengths = WindowLengths(max_length, stride, most)
     found = windows(name, "where was the film of rome", context, lengths)
@@ -146,7 +146,7 @@ def test_a_long_question_is_cut_and_a_short_one_is_not(name):
     assert tokens(long, 4) <= special + 4
 
 
-def test_a_window_without_the_answer_points_to_the_token_for_none():
+def test_a_window_without_the_answer_is_labelled_with_the_null_token():
     window = Window(0, {}, null=0, first=3, offsets=[(5, 9), (9, 12)])
     assert window.labels(5, 12) == (3, 4)
     assert window.labels(9, 12) == (4, 4)

@@ -13,7 +13,7 @@ def write_corpus(folder: Path, **corpus: Any) -> None:
     (folder / "corpus.json").write_text(json.dumps(corpus))
 
 
-def test_those_of_the_card_come_first(tmp_path: Path) -> None:
+def test_examples_of_the_card_come_first(tmp_path: Path) -> None:
     write_corpus(tmp_path, dataset="dates", locales=["en"])
     widget = "widget:\n- text: one two\n- text: three\n  example_title: A number\n- src: a.png\n"
     (tmp_path / "README.md").write_text(f"---\n{widget}---\n# A model\n")
@@ -43,13 +43,13 @@ def test_rows_of_the_test_split_while_its_file_is_there(tmp_path: Path, split: s
     assert find_examples(tmp_path) == []
 
 
-def test_questions_are_those_of_the_evaluation(tmp_path: Path) -> None:
+def test_example_questions_come_from_the_evaluation(tmp_path: Path) -> None:
     rows = [{"question": f"who {number}?", "context": "ann saw", "prediction": "ann"} for number in range(9)]
     (tmp_path / "evaluation.json").write_text(json.dumps({"examples": [{"text": "a"}, 3, *rows]}))
     assert find_questions(tmp_path) == [(f"who {number}?", "ann saw") for number in range(MOST)]
 
 
-def test_a_demo_does_without(tmp_path: Path) -> None:
+def test_missing_or_malformed_files_give_no_examples(tmp_path: Path) -> None:
     assert find_examples(tmp_path) == find_questions(tmp_path) == []
     (tmp_path / "evaluation.json").write_text('{"examples": 3}')
     assert find_questions(tmp_path) == []

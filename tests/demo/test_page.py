@@ -72,7 +72,7 @@ def test_models_differ_in_what_they_answer(address: str, translators: dict[str, 
     assert html["teacher"] != html["student"]
 
 
-def test_the_page_names_its_models_and_nothing_of_elsewhere(
+def test_the_page_names_its_models_and_loads_nothing_external(
     address: str, translators: dict[str, Translator]
 ) -> None:
     page = httpx.get(address).text
@@ -131,7 +131,7 @@ def test_a_page_answers_a_question_on_a_text(tmp_path: Path) -> None:
     assert all(word in told for word in ("Question", "Text that may answer it", "bob saw rome", '"Answer"'))
 
 
-def test_names_are_as_short_as_they_differ() -> None:
+def test_shown_names_are_the_shortest_distinct_ones() -> None:
     assert shown_names(["runs/dates"]) == ["dates"]
     assert shown_names(["runs/a/", "runs/b"]) == ["a", "b"]
     assert shown_names(["old/dates", "new/dates"]) == ["old/dates", "new/dates"]

@@ -60,7 +60,7 @@ def test_the_sparse_layers_of_a_model_of_the_library() -> None:
 
 
 @pytest.mark.parametrize("tokens", [3, 100])
-def test_a_picture_says_what_it_shows(tokens: int) -> None:
+def test_the_picture_of_a_pattern_is_described(tokens: int) -> None:
     (pattern,) = sparse_patterns(toy_model(encoder_attention="sparse", **SPARSE)).values()
     html = unescape(show_pattern(pattern, tokens))
     blocks = -(-tokens // 4)
@@ -73,7 +73,7 @@ def test_a_picture_says_what_it_shows(tokens: int) -> None:
     assert f"{100 * density(pattern, drawn):.1f} %" in described[0]
 
 
-def test_without_matplotlib_the_page_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_page_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "find_spec", lambda name: None)
     (pattern,) = sparse_patterns(toy_model(encoder_attention="sparse", **SPARSE)).values()
     html = unescape(part_or_problem(lambda: show_pattern(pattern, 9)))

@@ -74,7 +74,7 @@ def pieces(size: int) -> Iterator[bytes]:
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_a_signal_ends_the_server_which_tells_nobody(models: Path) -> None:
+def test_a_signal_stops_the_server_which_sends_nothing_out(models: Path) -> None:
     # A proxy that answers nothing: what belongs to this machine does not go there.
     proxies = {"http_proxy": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9"}
     online = {"HF_HUB_OFFLINE": "0", "GRADIO_ANALYTICS_ENABLED": "True", "GRADIO_SHARE": "True"}
@@ -102,7 +102,7 @@ def test_a_signal_ends_the_server_which_tells_nobody(models: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_server_in_a_process_that_goes_on() -> None:
+def test_ctrl_c_stops_the_server_but_not_its_process() -> None:
     before = signal.getsignal(signal.SIGINT)
     found = []
 
@@ -153,7 +153,7 @@ def test_without_gradio(
         (["--model", "{}/translator", "--target_language", "de"], "target_language"),
     ],
 )
-def test_what_cannot_be_shown(
+def test_invalid_models_and_options_give_an_error(
     models: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], told: str
 ) -> None:
     assert told in refused(capfd, "--port", "0", *(each.format(models) for each in arguments))

@@ -97,11 +97,11 @@ def test_learned_positions_are_a_limit_too() -> None:
     assert "at most 8" in problem(view.show("one " * 9)[1])
 
 
-def test_nothing_is_said_of_an_empty_text() -> None:
+def test_an_empty_text_shows_nothing() -> None:
     assert translation_view().show(" \n") == translation_view().show(None) == ("", "")
 
 
-def test_markup_in_a_text_is_text() -> None:
+def test_markup_in_a_text_is_escaped() -> None:
     codec = TextCodec(toy_tokenizer())
     assert "<b>" in codec.decode(codec.token_ids(["<b>"]))[0]
     html = translation_view().show("<b>")[1]
@@ -241,7 +241,7 @@ def test_a_question_waits_for_its_text(folder: Path) -> None:
     assert view.show("who", "ann saw oslo " * 60)[0]  # in windows
 
 
-def test_a_recorded_training_tells_that_a_model_summarizes(folder: Path) -> None:
+def test_the_recorded_task_selects_the_summary_view(folder: Path) -> None:
     saved = save_toy_checkpoint(folder / "summarizer")
     (saved / "training_config.yaml").write_text("task: summarization\n")
     model = open_model(saved, device="cpu", translator_options={"num_beams": 2})
@@ -257,7 +257,7 @@ def test_a_recorded_training_tells_that_a_model_summarizes(folder: Path) -> None
     assert not isinstance(open_model(saved, device="cpu"), Summarizer)
 
 
-def test_threads_that_share_a_model_of_masks_get_what_one_thread_gets(folder: Path) -> None:
+def test_threads_that_share_a_mask_filler_get_the_results_of_one_thread(folder: Path) -> None:
     filler = open_model(save_toy_encoder(folder / "shared"), device="cpu")
     assert isinstance(filler, MaskFiller)
     texts = [f"{'the film ' * number}<mask>" for number in range(16)]
@@ -304,13 +304,13 @@ def test_models_in_onnx_are_shown_without_attention(kind: str, exported_toys: Ex
     assert texts[0] == texts[1] != ""
 
 
-def test_every_kind_has_words_of_its_own() -> None:
+def test_every_view_has_its_own_verb() -> None:
     views: list[type[View]] = [TranslationView, SummaryView, ClassificationView]
     views += [CompletionView, MaskView, AnswerView]
     assert len({view.verb for view in views}) == len(views)
 
 
-def test_a_checkpoint_tells_its_kind(folder: Path) -> None:
+def test_a_translator_checkpoint_opens_as_a_translator(folder: Path) -> None:
     assert isinstance(open_model(save_toy_checkpoint(folder / "translator"), device="cpu"), Translator)
 
 

@@ -39,7 +39,7 @@ def weights_of(folder: Path) -> dict[str, list[float]]:
         ("--encoder_layers 2,0 --decoder_layers 1,", [2, 0], [1]),
     ],
 )
-def test_the_layers_that_are_asked_for_are_copied_and_counted(
+def test_the_requested_layers_are_copied_and_counted(
     teacher: Path, tmp_path: Path, capsys, options: str, encoder: list[int], decoder: list[int]
 ) -> None:
     output = tmp_path / "student"
@@ -91,7 +91,9 @@ def test_impossible_layers_have_status_2_and_one_line(
     assert not (tmp_path / "student").exists()
 
 
-def test_teachers_and_folders_that_will_not_do(teacher: Path, tmp_path: Path, capsys) -> None:
+def test_unusable_teachers_and_output_folders_give_a_one_line_error(
+    teacher: Path, tmp_path: Path, capsys
+) -> None:
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert" / "config.json").write_text('{"model_type": "no such model"}')
     for source, output, message in (

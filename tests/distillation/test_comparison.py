@@ -92,7 +92,7 @@ def test_scores_are_those_of_the_metrics_and_lie_in_their_intervals(
     assert compared.rows == 40
 
 
-def test_damage_costs_quality_and_moves_every_interval(compared: Comparison) -> None:
+def test_a_damaged_student_has_lower_scores_and_retention(compared: Comparison) -> None:
     student = compared.students[1]
     for metric in ("bleu", "chrf"):
         assert student.scores[metric].high < compared.teacher.scores[metric].low
@@ -129,7 +129,7 @@ def test_the_metric_decides_what_retention_and_gains_are_of(
     assert chrf.students[0].gain != compared.students[0].gain
 
 
-def test_of_summaries_the_metrics_are_others(whole: Candidate, damaged: Candidate) -> None:
+def test_summaries_are_compared_by_rouge(whole: Candidate, damaged: Candidate) -> None:
     comparison = compare(whole, [whole, damaged], ROWS, data="toys", metric="rouge2")
     assert list(comparison.teacher.scores) == ["rouge1", "rouge2", "rougeL", "rougeLsum"]
     values = [model.scores["rouge2"].value for model in comparison.models]
@@ -213,7 +213,7 @@ class FakeTranslator:
         return iter(sources)
 
 
-def test_models_take_turns_at_the_same_rows_and_the_warm_up_does_not_count(
+def test_models_are_timed_in_turns_after_a_warm_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "ROUNDS", 2)
@@ -240,7 +240,7 @@ def test_speeds_come_from_medians(
     assert comparison.speed["rows"] == 6
 
 
-def test_progress_is_told_of_every_sentence(
+def test_progress_counts_every_sentence(
     whole: Candidate, damaged: Candidate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SPEED_ROWS", 6)
@@ -295,7 +295,7 @@ def test_models_must_be_decoded_in_the_same_way(
 # Loading.
 
 
-def test_models_are_called_by_their_folders_or_where_these_are_alike_by_their_paths(
+def test_models_are_named_by_folder_or_by_path_where_names_clash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -38,7 +38,7 @@ def contents(folder: Path, pattern: str) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_killed_in_every_phase_a_distillation_ends_as_if_it_never_was(options, tmp_path):
+def test_a_distillation_killed_in_every_phase_resumes_with_the_same_weights(options, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     train_in_processes({**options, "output_dir": whole}, 1, "distill")
     caches = ["teacher_cache/targets/manifest.json", "teacher_cache/logits/manifest.json"]

@@ -118,7 +118,7 @@ def test_a_student_shares_embeddings_if_its_teacher_has_one_vocabulary(options, 
 
 
 @pytest.mark.slow
-def test_every_choice_of_targets_moves_the_student(options):
+def test_every_choice_of_targets_changes_the_student(options):
     students = [
         student_of(options, targets, targets=targets) for targets in ("references", "teacher", "both")
     ]
@@ -150,7 +150,7 @@ def test_the_student_may_begin_with_the_teachers_layers_or_from_a_folder(options
     assert not torch.equal(fresh, shrunk)
 
 
-def test_a_vocabulary_of_its_own_learns_from_sequences(options, teacher):
+def test_a_student_with_its_own_vocabulary_learns_from_sequences(options, teacher):
     student_of(options, "own", vocabulary="own", vocab_size=280, **SEQUENCES_ALONE)
     own = load_tokenizers(f"{options['output_dir']}-own")[0]
     assert len(own) == 280 != len(load_tokenizers(teacher)[0])
@@ -196,7 +196,7 @@ def test_a_baseline_begins_with_the_student_s_folder(options, teacher):
         assert torch.allclose(weights(folder), weights(teacher), atol=1e-6)
 
 
-def test_what_a_student_s_folder_keeps_is_told(options, teacher, capsys):
+def test_ignored_model_options_of_a_student_folder_are_reported(options, teacher, capsys):
     del options["test_file"], options["validation_file"]
     options |= {"student": str(teacher), "targets": "references", "max_steps": 1, "save_strategy": "no"}
     run(options, d_model=640, dropout=0.45)
@@ -253,7 +253,7 @@ def test_a_teacher_of_the_library_needs_nothing_but_its_folder(options, library_
 
 
 @pytest.mark.slow
-def test_a_student_of_the_librarys_layers_is_of_its_kind(options, library_teacher):
+def test_a_student_of_library_layers_has_the_library_model_type(options, library_teacher):
     options |= {"teacher": library_teacher("bart"), "student": "teacher", "baseline": "true"}
     comparison = run(options, max_source_length=100)
     student = AutoModelForSeq2SeqLM.from_pretrained(options["output_dir"])
@@ -294,7 +294,7 @@ def test_a_student_of_the_librarys_layers_is_of_its_kind(options, library_teache
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_what_cannot_work_is_said_in_one_line_and_nothing_is_written(options, wrong, message):
+def test_invalid_options_raise_a_one_line_error_and_write_no_model(options, wrong, message):
     with pytest.raises(UserError, match=message) as error:
         run({name: value for name, value in {**options, **wrong}.items() if value is not None})
     assert "\n" not in str(error.value)
@@ -330,7 +330,7 @@ def test_rows_beyond_a_teachers_positions_are_found_before_the_training(options,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("outputs", ["targets", "logits"])
-def test_a_truncated_shard_is_told_and_computed_again(options, tmp_path, outputs, caplog):
+def test_a_truncated_shard_is_reported_and_recomputed(options, tmp_path, outputs, caplog):
     options |= {"teacher_cache": str(tmp_path / "cache"), "teacher_top_k": 4}
     whole = student_of(options, "whole")
     (shard,) = (tmp_path / "cache" / outputs).glob("shard-*")

@@ -81,7 +81,7 @@ def test_the_divergences_differ_and_vanish_only_for_the_teacher_itself(soft_batc
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)
-def test_cached_tokens_account_for_the_rest_and_tend_to_the_whole(soft_batch, divergence):
+def test_top_k_divergence_grows_with_k_to_the_full_divergence(soft_batch, divergence):
     """Putting classes together can only lower a divergence, and none is put together when k = V."""
     student, teacher, kept = soft_batch
     whole = soft_loss(student, teacher, kept, divergence=divergence)

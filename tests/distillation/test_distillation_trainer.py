@@ -245,7 +245,7 @@ def test_a_student_approaches_its_teacher(tmp_path, objectives):
     assert losses[-1] < 0.7 * losses[0]
 
 
-def test_the_teacher_runs_once_for_each_batch_without_gradients_and_is_left_as_it_was(tmp_path, monkeypatch):
+def test_the_teacher_runs_once_per_batch_without_gradients_and_is_unchanged(tmp_path, monkeypatch):
     teacher = teacher_model().to(torch.bfloat16)
     before, calls = weights(teacher).clone(), []
     forward = teacher.forward
@@ -292,7 +292,7 @@ def test_students_of_the_library_learn_too(tmp_path):
     assert not torch.equal(before, after)
 
 
-def test_evaluation_asks_no_teacher(tmp_path):
+def test_evaluation_does_not_run_the_teacher(tmp_path):
     trainer = make_trainer(tmp_path, teacher_model(), predict_with_generate=False)
     batch = whole_batch()
     with torch.no_grad():
@@ -321,7 +321,7 @@ def test_one_row_in_eight_steps_equals_eight_rows_in_one(tmp_path):
         assert logged[0] == pytest.approx(logged[1], rel=1e-4), name
 
 
-def test_a_batch_that_nobody_counted_is_divided_as_a_whole(tmp_path, monkeypatch):
+def test_a_batch_without_a_token_count_is_averaged_over_the_whole_batch(tmp_path, monkeypatch):
     trainer = make_trainer(tmp_path, teacher_model())
     at_once = trainer.compute_loss(trainer.model.train(), whole_batch())
     monkeypatch.setattr(projected_loss, "rows_per_chunk", lambda rows, weight: 5)
@@ -351,7 +351,7 @@ def test_widths_may_differ_and_the_map_between_them_is_not_saved(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [16, 24])
-def test_resuming_equals_never_having_stopped(tmp_path, width):
+def test_a_resumed_training_equals_an_uninterrupted_one(tmp_path, width):
     options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "optim": "adamw_torch"}
     student = vaswani_model(dropout=0.3)
 
@@ -439,7 +439,7 @@ def test_a_batch_needs_no_mask_and_no_decoder_input(tmp_path):
     assert losses[0] == losses[1] == losses[2]
 
 
-def test_what_a_distillation_cannot_use_is_refused(tmp_path):
+def test_unsupported_trainer_options_raise_an_error(tmp_path):
     given = {"model": vaswani_model(), "args": TrainingArguments(output_dir=str(tmp_path), use_cpu=True)}
     with pytest.raises(UserError, match="compute_loss_func is not supported by a distillation"):
         DistillationTrainer(**given, teacher=teacher_model(), compute_loss_func=print)
@@ -451,7 +451,7 @@ def test_what_a_distillation_cannot_use_is_refused(tmp_path):
         make_trainer(tmp_path, teacher_model(), objectives=STATES, **options)
 
 
-def test_nothing_stays_on_student_and_teacher(tmp_path):
+def test_training_leaves_no_hooks_on_student_and_teacher(tmp_path):
     student, teacher = vaswani_model(width=32), teacher_model()
     trainer = make_trainer(tmp_path, teacher, student, objectives=STATES | {"relation_weight": 0.0})
     first = trainer.train().training_loss

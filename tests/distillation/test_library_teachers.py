@@ -88,7 +88,7 @@ def test_a_student_is_trained_on_targets_as_the_teachers_tokenizer_encodes_them(
 
 @pytest.mark.parametrize("kind", ["mbart"], indirect=True)
 @pytest.mark.parametrize("student", ["random", "teacher"])
-def test_a_student_learns_to_begin_as_it_will_translate(teacher: Path, student: str) -> None:
+def test_a_student_has_the_start_token_of_the_target_language(teacher: Path, student: str) -> None:
     run = run_of(teacher, targets="references", student=student)
     tokenizers = run.teacher.tokenizers
     (language,) = TextCodec(tokenizers[1], "target").start_options().values()
@@ -149,7 +149,7 @@ def test_limits_are_checked_before_the_teacher_translates(teacher: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["mbart"], indirect=True)
-def test_dropouts_of_a_student_of_its_layers_are_those_that_the_teacher_knows(teacher: Path) -> None:
+def test_a_student_of_library_layers_accepts_only_the_dropouts_they_have(teacher: Path) -> None:
     run = run_of(teacher, student="teacher", dropout=0.3)
     assert run.build_model(run.teacher.tokenizers).config.dropout == 0.3
     run = run_of(teacher, student="teacher", word_dropout=0.2)

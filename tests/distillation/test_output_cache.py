@@ -95,7 +95,7 @@ def test_a_shard_that_cannot_be_written_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("damage", sorted(set(DAMAGES) - {"give_away"}))
-def test_a_damaged_shard_is_told_and_computed_again(
+def test_a_damaged_shard_is_reported_and_recomputed(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = open_cache(tmp_path)
@@ -126,7 +126,7 @@ def test_any_bit_of_a_shard_counts(tmp_path: Path, place: int) -> None:
     assert cache.missing_shards() == [2]
 
 
-def test_what_a_dead_process_left_unfinished_is_deleted(tmp_path: Path) -> None:
+def test_unfinished_files_of_dead_processes_are_deleted(tmp_path: Path) -> None:
     cache = open_cache(tmp_path)
     child = subprocess.Popen(["true"])
     child.wait()
@@ -234,7 +234,7 @@ def test_a_model_keeps_its_fingerprint_when_it_is_saved_and_moved(tmp_path: Path
         (tmp_path / "b").rename(tmp_path / str(type(model)))
 
 
-def test_what_changes_a_model_changes_its_fingerprint() -> None:
+def test_any_change_of_a_model_changes_its_fingerprint() -> None:
     models = [toy_model() for _ in range(5)]
     with torch.no_grad():
         models[1].model.decoder.layers[0].fc1.bias[3] += 1e-6

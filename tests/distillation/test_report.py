@@ -118,7 +118,7 @@ def test_the_text_says_how_everything_was_measured() -> None:
     assert "Too long" not in text
 
 
-def test_what_models_do_not_share_is_told_of() -> None:
+def test_differences_between_models_are_reported() -> None:
     text = as_markdown(with_student(dtype="bfloat16", max_length=512, untranslated_rows=3, cut_off_rows=1002))
     assert "max_length 1024, 512." in text
     assert "float32, bfloat16." in text
@@ -162,7 +162,7 @@ def test_retention_of_nothing_is_undefined() -> None:
     assert as_dict(comparison)["retention"] is None
 
 
-def test_the_first_student_s_numbers_stand_on_top() -> None:
+def test_the_record_begins_with_the_first_students_numbers() -> None:
     teacher, student, baseline = COMPARISON.models
     second = replace(student, name="second", speedup=9.0)
     record = as_dict(replace(COMPARISON, models=[teacher, student, second, baseline]))
@@ -195,7 +195,7 @@ def test_three_files_are_written_and_nothing_else(tmp_path: Path) -> None:
         assert image.format == "PNG"
 
 
-def test_what_cannot_be_written_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_report(COMPARISON, tmp_path)
     old = (tmp_path / "report.json").read_text()
     replace = os.replace
@@ -226,7 +226,7 @@ def test_a_folder_that_is_read_only(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
 
 
-def test_without_matplotlib_the_report_is_written_and_a_line_says_how_to_get_the_picture(
+def test_without_matplotlib_the_report_is_written_and_the_remedy_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -127,7 +127,7 @@ def test_language_models(causal: bool, all_tokens: bool, teachers: int, tmp_path
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_relations_and_maps_between_widths_move_the_loss(causal: bool, tmp_path: Any) -> None:
+def test_relations_and_maps_between_widths_change_the_loss(causal: bool, tmp_path: Any) -> None:
     losses = []
     for options in ({}, {"cosine_weight": 1.0}, {"relation_weight": 1.0, "relation_heads": 2}):
         trainer = language_trainer(causal, tmp_path, (32, 16), **options)

@@ -219,7 +219,7 @@ def test_a_model_of_labels(
     resumes_to_the_same_bits(tmp_path / "run", **options)
 
 
-def test_a_student_with_all_layers_is_told(
+def test_a_student_with_all_layers_gives_a_warning(
     classifiers: dict[str, tuple[Path, Path]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     teacher, rows = classifiers["classification"]
@@ -231,7 +231,7 @@ def test_a_student_with_all_layers_is_told(
     assert told[0].endswith("set student_layers to fewer layers, or start from a smaller folder")
 
 
-def test_each_option_moves_the_student(
+def test_each_option_changes_the_student(
     classifiers: dict[str, tuple[Path, Path]],
     language_models: dict[str, Path],
     texts: dict[str, str],
@@ -371,7 +371,7 @@ def test_the_report_opens_no_repository(
         ({**TEACHERS_TEXTS, "teacher_cache": __file__}, "teacher_cache=.* is a file"),
     ],
 )
-def test_what_cannot_work_is_told(
+def test_invalid_options_raise_an_error(
     options: dict[str, Any],
     told: str,
     language_models: dict[str, Path],
@@ -385,7 +385,7 @@ def test_what_cannot_work_is_told(
         distill(config_for(tmp_path / "run", **given))
 
 
-def test_a_teacher_of_another_kind_or_of_other_labels_is_told(
+def test_a_teacher_of_another_class_or_other_labels_raises_an_error(
     classifiers: dict[str, tuple[Path, Path]], language_models: dict[str, Path], tmp_path: Path
 ) -> None:
     teacher, rows = classifiers["classification"]
@@ -410,6 +410,6 @@ def test_a_teacher_of_another_kind_or_of_other_labels_is_told(
         ("task", "tag", "task=tag is unknown; .*; did you mean 'tagging'"),
     ],
 )
-def test_what_a_distillation_cannot_be_of_is_told(field: str, value: str, message: str) -> None:
+def test_an_invalid_objective_or_task_raises_an_error(field: str, value: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         load_config(None, [f"--{field}", value], DistillationConfig)

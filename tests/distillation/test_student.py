@@ -242,7 +242,7 @@ def test_a_student_may_drop_out_otherwise() -> None:
     assert not torch.equal(*rows)
 
 
-def test_the_attention_of_each_layer_goes_with_it() -> None:
+def test_each_copied_layer_keeps_its_attention_type() -> None:
     fields = {"sparse_block_size": 1, "sparse_window_blocks": 1, "sparse_global_blocks": 0}
     teacher = teacher_of(
         "ours",
@@ -333,7 +333,7 @@ def test_a_student_is_saved_with_the_tokenizers_of_its_teacher(separate: bool, t
     assert found[1]("7 8")["input_ids"] == expected[1]("7 8")["input_ids"]
 
 
-def test_a_folder_that_is_not_free_stays_as_it_is(tmp_path: Path) -> None:
+def test_an_output_that_is_not_an_empty_folder_is_refused(tmp_path: Path) -> None:
     teacher = save_toy_checkpoint(tmp_path / "teacher")
     (tmp_path / "file").write_text("text")
     for output in (teacher, tmp_path / "file"):

@@ -106,7 +106,7 @@ def test_a_row_gives_the_likeliest_tokens_and_the_rest(
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
-def test_more_tokens_come_nearer_to_the_teacher(tmp_path: Path, temperature: float) -> None:
+def test_more_tokens_approximate_the_teacher_better(tmp_path: Path, temperature: float) -> None:
     """What is not known of the tail is taken to be spread evenly over its tokens."""
     divergences = []
     for top_k in (1, 4, 16, 64, VOCAB_SIZE):

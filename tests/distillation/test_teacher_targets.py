@@ -50,7 +50,7 @@ def test_the_best_translation_of_each_row_is_stored(tmp_path: Path, as_column: b
     assert len({target.text for target in targets}) > 10
 
 
-def test_a_translation_that_is_cut_off_and_a_source_that_is_too_long_are_known(tmp_path: Path) -> None:
+def test_cut_off_translations_and_too_long_sources_are_recorded(tmp_path: Path) -> None:
     sources = ["one two", "one " * 40]
     translators = {
         "short": toy_translator(max_length=2),
@@ -79,7 +79,9 @@ def test_a_shard_after_its_header_is_a_text_of_json_lines(tmp_path: Path) -> Non
     assert [json.loads(line).keys() for line in lines] == [{"text", "complete", "problem"}] * 4
 
 
-def test_texts_of_any_characters_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_targets_with_any_characters_survive_a_round_trip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = ["a\nb", "a\u2028b\x85\r", '"\\', "日本 🙂"]
     cache, translator = open_cache(tmp_path, len(texts)), toy_translator()
     translations = [Translation("one", (Hypothesis(text, True),)) for text in texts]
@@ -165,7 +167,7 @@ TARGETS = [
 ]
 
 
-def test_the_teacher_replaces_the_reference_where_it_has_a_whole_translation() -> None:
+def test_complete_teacher_translations_replace_the_references() -> None:
     rows, kept = with_teacher_targets(ROWS.add_column("row", range(4)), TARGETS, keep_references=False)
     assert rows.features == TEXT_FEATURES
     assert rows.to_dict() == {"source": ["s0", "s1", "s2", "s3"], "target": ["t0", "r1", "r2", "r3"]}
@@ -180,7 +182,7 @@ def test_the_references_can_stay_beside_the_teacher() -> None:
 
 
 @pytest.mark.parametrize("keep_references", [False, True])
-def test_other_targets_are_not_served_from_the_cache_of_datasets(keep_references: bool) -> None:
+def test_other_targets_have_another_datasets_fingerprint(keep_references: bool) -> None:
     fingerprints = [
         with_teacher_targets(ROWS, [target] * 4, keep_references).rows._fingerprint
         for target in (TARGETS[0], TARGETS[0]._replace(text="t1"), TARGETS[0])

@@ -105,7 +105,7 @@ def test_a_text_depends_on_its_number_and_not_on_its_neighbours() -> None:
 
 
 @pytest.mark.parametrize("change", [{"prompt_tokens": 4}, {"temperature": 1.0}, {"top_p": 0.5}, {"seed": 4}])
-def test_each_option_moves_the_texts_and_names_them_in_the_cache(change: dict[str, Any]) -> None:
+def test_each_option_changes_the_texts_and_the_cache_key(change: dict[str, Any]) -> None:
     author, other = toy_author(), replace(SAMPLED, **change)
     numbers = range(len(TEXTS))
     assert continue_texts(author, TEXTS, numbers, SAMPLED) != continue_texts(author, TEXTS, numbers, other)
@@ -133,7 +133,7 @@ def test_draws_follow_the_models_distribution() -> None:
     assert not ((found - others).abs() < 4 * error).all()
 
 
-def test_characters_of_several_bytes_survive_the_border() -> None:
+def test_multi_byte_characters_survive_the_end_of_the_prompt() -> None:
     author, text = toy_author(), "“Ünïcödé”"
 
     def rest(drafts: list[Any], *_: Any, **__: Any) -> list[tuple[int, ...]]:

@@ -162,7 +162,7 @@ def test_rows_without_labels():
 
 
 @pytest.mark.parametrize("constant", [0.1, 3.0])
-def test_what_does_not_vary_tells_nothing(constant):
+def test_constant_predictions_have_zero_correlation(constant):
     scores = RegressionMetric(keep_in_memory=True).compute(
         predictions=[constant] * 7, references=[1, 2, 3, 4, 5, 6, 7]
     )
@@ -183,7 +183,7 @@ def test_parts_of_speech_have_an_accuracy_alone():
     assert scores == pytest.approx({"token_accuracy": 200 / 3})
 
 
-def test_a_span_is_right_as_a_whole_or_not_at_all():
+def test_only_whole_spans_count_as_correct():
     predictions = [["B-PER", "I-PER", "O", "B-LOC"], ["B-LOC", "O"]]
     references = [["B-PER", "I-PER", "I-PER", "B-LOC"], ["B-PER", "O"]]
     scores = TaggingMetric(keep_in_memory=True).compute(predictions=predictions, references=references)

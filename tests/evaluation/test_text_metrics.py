@@ -107,13 +107,13 @@ def test_rouge_lsum_is_of_sentences_wherever_lines_end():
     assert Rouge().compute(**in_lines) == scores
 
 
-def test_rouge_of_nothing_is_nothing_and_its_signature_says_how_it_was_computed():
+def test_rouge_of_empty_or_unrelated_texts_is_zero_with_a_signature():
     result = Rouge().compute(predictions=["", "a"], references=["a summary", "b"])
     assert [result[kind] for kind in ("rouge1", "rouge2", "rougeL", "rougeLsum")] == [0, 0, 0, 0]
     assert result["signature"].startswith("nrefs:1|stem:porter|version:0.1.")
 
 
-def test_rouge_says_so_where_it_counts_no_words():
+def test_rouge_warns_about_texts_in_other_scripts():
     with pytest.warns(UserWarning, match="and 96% of the letters of the references are others"):
         score_texts(["Анна увидела Рим"], ["В 2020 году Анна увидела Рим, и снова x."], "summarization")
     with pytest.warns(UserWarning, match="1 of 2 references have no word of a-z or 0-9"):
@@ -176,7 +176,7 @@ def test_two_processes_score_their_rows_together(tmp_path):
     assert scores[0]["chrf"] == pytest.approx(sacrebleu.corpus_chrf(PREDICTIONS, [REFERENCES]).score)
 
 
-def test_the_scores_of_summaries_are_others():
+def test_summaries_are_scored_by_rouge():
     scores, signatures = score_texts(PREDICTIONS, REFERENCES, "summarization")
     assert scores.keys() == signatures.keys() == {"rouge1", "rouge2", "rougeL", "rougeLsum"}
     assert scores["rouge1"] == Rouge().compute(predictions=PREDICTIONS, references=REFERENCES)["rouge1"]

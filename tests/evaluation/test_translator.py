@@ -48,7 +48,7 @@ def test_scores_are_those_of_the_translations_and_their_references() -> None:
 
 
 @pytest.mark.slow
-def test_a_source_that_is_too_long_counts_as_wrong_and_is_told_of() -> None:
+def test_a_source_that_is_too_long_counts_as_empty_and_is_reported() -> None:
     model = toy_model(position_embedding="learned", max_position_embeddings=40)
     pairs = [("one", Translator(model, toy_tokenizer())(["one"])[0]), ("one " * 60, "1")]
     evaluation = evaluate(Translator(model, toy_tokenizer()), rows_of(pairs), share_right)

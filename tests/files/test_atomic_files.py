@@ -59,7 +59,7 @@ os._exit(0)
 
 
 @pytest.mark.parametrize("name", ["new", "new/and/deep", "empty"])
-def test_a_folder_holds_all_of_its_files_or_is_as_it_was(tmp_path: Path, name: str) -> None:
+def test_a_folder_is_written_completely_or_left_unchanged(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     before = contents(tmp_path)
     for error in (OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt(), ValueError("wrong")):
@@ -73,7 +73,7 @@ def test_a_folder_holds_all_of_its_files_or_is_as_it_was(tmp_path: Path, name: s
         check_empty(tmp_path / name, "the model")
 
 
-def test_what_a_killed_process_left_in_a_folder_is_in_nobodys_way(tmp_path: Path, monkeypatch) -> None:
+def test_unfinished_files_of_a_killed_process_do_not_block_a_folder(tmp_path: Path, monkeypatch) -> None:
     output = tmp_path / "out"
     output.mkdir()
     with subprocess.Popen(["true"]) as dead:
@@ -107,7 +107,7 @@ def test_an_output_that_cannot_be_is_known_before_the_work(tmp_path: Path, name:
     assert contents(tmp_path) == ["file"]
 
 
-def test_a_full_disk_is_named_with_what_was_to_be_written(tmp_path: Path) -> None:
+def test_a_full_disk_raises_an_error_that_names_the_output(tmp_path: Path) -> None:
     with pytest.raises(RunError) as error, whole_folder(tmp_path / "out", "the student"):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert str(error.value) == (

@@ -8,7 +8,7 @@ import pytest
 from vaswani.files.file_locks import open_locked
 
 
-def test_nobody_else_opens_it_until_it_is_closed(tmp_path: Path) -> None:
+def test_a_locked_file_cannot_be_opened_until_it_is_closed(tmp_path: Path) -> None:
     path = tmp_path / "file"
     descriptor = open_locked(path)
     with pytest.raises(BlockingIOError):
@@ -18,7 +18,7 @@ def test_nobody_else_opens_it_until_it_is_closed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_renamed", [True, False])
-def test_what_its_owner_renamed_or_deleted_meanwhile_is_left_alone(
+def test_a_file_renamed_or_deleted_before_locking_is_not_overwritten(
     is_renamed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, final = tmp_path / "file.partial", tmp_path / "file"

@@ -51,7 +51,7 @@ def test_a_name_of_another_format_is_refused_before_any_work(name: str, tmp_path
     assert not list(tmp_path.iterdir())
 
 
-def test_after_a_failure_the_earlier_file_stays_and_the_partial_one_too(tmp_path: Path) -> None:
+def test_a_failure_keeps_the_earlier_and_the_partial_file(tmp_path: Path) -> None:
     path, partial = tmp_path / "out.txt", tmp_path / "out.txt.partial"
     path.write_text("earlier\n")
     writer = LineWriter(str(path))
@@ -93,7 +93,7 @@ def test_nothing_is_left_of_a_run_that_wrote_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_link_stays_a_link(tmp_path: Path) -> None:
+def test_a_symbolic_link_is_kept(tmp_path: Path) -> None:
     (tmp_path / "out.txt").symlink_to(tmp_path / "elsewhere.txt")
     with LineWriter(str(tmp_path / "out.txt")) as writer:
         writer.write("1")
@@ -119,7 +119,7 @@ def test_devices_are_written_in_place() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, the disk that is always full")
-def test_a_full_disk_is_one_line() -> None:
+def test_a_full_disk_raises_a_one_line_error() -> None:
     writer = LineWriter("/dev/full")
     with pytest.raises(RunError) as error:
         writer.write("1")

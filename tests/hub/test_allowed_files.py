@@ -148,7 +148,7 @@ def test_no_file_of_a_run_holds_the_token(tiny_run: dict) -> None:
     assert not [path for path in files if b"hf_secret" in path.read_bytes()]
 
 
-def test_a_model_that_is_saved_beside_other_files_pushes_its_own(
+def test_a_model_saved_beside_other_files_pushes_only_its_own_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pushed: list[str] = []
@@ -171,7 +171,7 @@ def test_a_model_that_is_saved_beside_other_files_pushes_its_own(
 
 
 @pytest.mark.slow
-def test_a_push_and_a_training_publish_what_is_on_the_list(
+def test_a_push_and_a_training_publish_only_allowed_files(
     hub: LoopbackHub, run: Run, tmp_path: Path, folder: Path, tiny_run: dict
 ) -> None:
     add_hostile_files(folder)

@@ -113,7 +113,7 @@ def test_bleu_without_case_is_one_of_the_hubs_bleu() -> None:
     assert found == [("bleu", "BLEU", 36.14), ("bleu", "BLEU, lower-cased", 37.25)]
 
 
-def test_a_model_that_summarizes_says_so_and_shows_no_whole_article() -> None:
+def test_the_card_of_a_summarizer_shortens_its_example() -> None:
     article = "word " * 4000
     scores = {f"rouge{kind}": {**SCORE, "name": f"ROUGE-{kind}"} for kind in (1, 2)}
     examples = [{**EXAMPLE, "source": article}]
@@ -143,7 +143,7 @@ def test_scores_name_the_file_of_their_split() -> None:
         assert metadata_of(facts)["model-index"][0]["results"][0]["dataset"]["name"] == name
 
 
-def test_a_name_is_of_the_training_data_where_the_scores_are_of_a_file() -> None:
+def test_the_data_name_is_not_used_for_scores_of_another_file() -> None:
     facts = replace(FACTS, evaluation={**FACTS.evaluation, "split": "test"})
     assert "of the test split of pairs, decoded" in section(text_of(facts, data_name="pairs"), "Results")
     with_file = text_of(facts, data_name="pairs", dataset=None, test_file=["dir/newstest.tsv"])
@@ -162,7 +162,7 @@ def test_files_of_lines_have_no_fields() -> None:
     assert "to predict a line of `train.es` from that of `train.fi`" in card
 
 
-def test_what_is_known_stands_in_its_section() -> None:
+def test_each_section_holds_the_known_facts() -> None:
     card = text_of()
     assert "with 3 encoder layers and 6 decoder layers of width 64, 1,234,567 parameters." in card
     assert "trained on multi30k to predict the `en` of a row from its `de`" in card
@@ -181,7 +181,7 @@ def test_what_is_known_stands_in_its_section() -> None:
     assert card.rstrip().endswith(MARK)
 
 
-def test_what_is_not_known_is_said_to_be_unknown() -> None:
+def test_missing_facts_are_reported_as_unknown() -> None:
     card = text_of(RunMetadata(FACTS.config, 5))
     assert set(yaml.safe_load(card.split("---\n")[1])) == {"library_name", "tags", "model_name"}
     assert section(card, "Results").startswith("No scores are known")
@@ -204,7 +204,7 @@ def test_what_is_not_known_is_said_to_be_unknown() -> None:
     ],
     ids=str,
 )
-def test_what_is_stated_is_there(settings: dict[str, Any], title: str, words: str) -> None:
+def test_stated_settings_appear_in_their_section(settings: dict[str, Any], title: str, words: str) -> None:
     assert words in section(text_of(**settings), title)
     assert words not in section(text_of(), title)
 
@@ -257,7 +257,7 @@ def test_a_data_set_of_the_hub_is_linked_and_a_folder_is_not() -> None:
     )
 
 
-def test_the_dates_know_their_origin() -> None:
+def test_the_dates_data_set_has_a_licence_and_languages() -> None:
     corpus = {
         "dataset": "dates",
         "source": "https://cldr",
@@ -269,7 +269,7 @@ def test_the_dates_know_their_origin() -> None:
     assert metadata_of(facts)["language"] == ["de", "zh"]
 
 
-def test_a_library_model_has_one_way_to_be_loaded() -> None:
+def test_the_card_of_a_library_model_has_one_snippet() -> None:
     facts = replace(FACTS, config=MarianConfig(architectures=["MarianMTModel"]))
     card = text_of(facts)
     assert card.count("```python") == 1
@@ -317,7 +317,7 @@ def test_any_example_keeps_its_table_and_its_snippet(text: str) -> None:
         ("red \x1b[31m", "red \\[31m"),
     ],
 )
-def test_examples_are_shown_as_they_are(text: str, cell: str) -> None:
+def test_markup_in_examples_is_escaped(text: str, cell: str) -> None:
     """Neither as Markdown nor as HTML, whatever the rows of a corpus hold."""
     evaluation = {**FACTS.evaluation, "examples": [{**EXAMPLE, "source": text}]}
     rows = section(text_of(replace(FACTS, evaluation=evaluation)), "Results").split("| Source |")[1]
@@ -377,7 +377,7 @@ def test_a_file_of_another_kind_is_named(tmp_path: Path, name: str) -> None:
         read_run_metadata(folder)
 
 
-def test_a_card_that_someone_wrote_stays(tmp_path: Path) -> None:
+def test_a_card_written_by_hand_is_kept(tmp_path: Path) -> None:
     write_card(tmp_path, FACTS, "ada/model")
     write_card(tmp_path, FACTS, "ada/renamed")
     assert "# renamed" in (tmp_path / "README.md").read_text()

@@ -58,7 +58,9 @@ KINDS: list[tuple[str, dict[str, Any], dict[str, Any], list[str]]] = [
 @pytest.mark.parametrize(
     ("architecture", "settings", "evaluation", "said"), KINDS, ids=lambda value: str(value)[:30]
 )
-def test_what_the_card_says(architecture: str, settings: dict, evaluation: dict, said: list[str]) -> None:
+def test_the_card_describes_each_kind_of_model(
+    architecture: str, settings: dict, evaluation: dict, said: list[str]
+) -> None:
     kind = VaswaniDecoderConfig if "Causal" in architecture else VaswaniEncoderConfig
     facts = RunMetadata(
         config=kind(vocab_size=300, architectures=[architecture]),

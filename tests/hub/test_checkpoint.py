@@ -37,7 +37,7 @@ def message_of(name: str | Path, **options: str) -> str:
     return message
 
 
-def test_model_and_tokenizers_come_back_as_they_were_saved(checkpoint: Path) -> None:
+def test_loading_restores_model_and_tokenizers(checkpoint: Path) -> None:
     model, source, target = load_checkpoint(checkpoint)
     assert not model.training
     assert source is target
@@ -98,7 +98,7 @@ def test_a_model_that_does_not_translate(checkpoint: Path, config) -> None:
     assert f"holds a model of type '{config.model_type}', which does not translate" in message_of(checkpoint)
 
 
-def test_a_model_type_that_nobody_knows(checkpoint: Path) -> None:
+def test_an_unknown_model_type_raises_an_error(checkpoint: Path) -> None:
     (checkpoint / "config.json").write_text('{"model_type": "vaswanny"}')
     message = message_of(checkpoint)
     assert str(checkpoint / "config.json") in message

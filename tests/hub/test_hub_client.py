@@ -66,7 +66,7 @@ def published(here: LoopbackHub, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("place", ["/api/models", "/tree/", "/resolve/"])
-def test_a_silent_hub_is_told_and_given_up(
+def test_an_unresponsive_hub_is_logged_and_times_out(
     place: str, silence: Silence, published: Path, here: LoopbackHub, caplog: pytest.LogCaptureFixture
 ) -> None:
     silence(place)
@@ -82,7 +82,7 @@ def test_a_silent_hub_is_told_and_given_up(
 
 
 @pytest.mark.parametrize("loss", ["/api/models", "no server", "answers 503"])
-def test_without_the_hub_the_copy_in_the_cache_is_used_and_that_is_told(
+def test_without_the_hub_the_cached_copy_is_used_with_a_warning(
     loss: str,
     silence: Silence,
     published: Path,
@@ -108,7 +108,7 @@ def test_without_the_hub_the_copy_in_the_cache_is_used_and_that_is_told(
 
 
 @pytest.mark.parametrize("cache", ["/proc/nowhere", "a file"])
-def test_a_cache_that_cannot_be_written_is_told_with_the_remedy(
+def test_a_cache_that_cannot_be_written_raises_an_error_with_the_remedy(
     cache: str, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a file").write_text("")
@@ -128,7 +128,7 @@ def test_a_push_to_a_silent_hub_ends(place: str, silence: Silence, here: Loopbac
     assert str(failed.value).startswith(f"{folder} was not published: {here.url} did not answer in time")
 
 
-def test_a_card_is_not_replaced_where_the_hub_does_not_show_it(
+def test_a_card_that_cannot_be_downloaded_is_not_replaced(
     silence: Silence, here: LoopbackHub, tmp_path: Path
 ) -> None:
     folder = save_toy_checkpoint(tmp_path / "toy")
@@ -154,7 +154,7 @@ def test_every_wait_is_bounded(
     assert request.extensions == {"timeout": dict.fromkeys(timeouts, expected), "other": 1}
 
 
-def test_a_client_that_a_program_has_set_stays(here: LoopbackHub) -> None:
+def test_a_client_factory_set_by_the_caller_is_kept(here: LoopbackHub) -> None:
     kind: Any = type(get_session())
     set_client_factory(kind)
     own = get_session()

@@ -79,7 +79,7 @@ def test_without_a_token_a_private_repository_cannot_be_told_from_none(status: i
 
 
 @pytest.mark.parametrize("status", range(400, 429))
-def test_what_is_refused_is_not_to_be_tried_again(status: int) -> None:
+def test_refused_requests_do_not_suggest_trying_again(status: int) -> None:
     message = describe_hub_failure(answered(status), "ada/toy")
     assert ("try again later" in message) == (status == 408)
     assert str(status) in message

@@ -17,7 +17,7 @@ def test_the_card_of_the_dates_model_is_current(capsys) -> None:
     assert capsys.readouterr().out == (ROOT / "model_card.md").read_text(encoding="utf-8")
 
 
-def test_it_is_of_the_configuration_that_quickstart_trains() -> None:
+def test_the_card_describes_the_quickstart_configuration() -> None:
     asked = load_config("dates").to_dict()
     trained = yaml.safe_load((RUN / "training_config.yaml").read_text(encoding="utf-8"))
     assert {**trained, "output_dir": None} == {**asked, "output_dir": None}

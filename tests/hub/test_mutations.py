@@ -202,7 +202,7 @@ def check_message(file: Path, result: str) -> None:
     assert not any(advice in result for advice in ("trust_remote_code", "weights_only", "pip install"))
 
 
-def test_a_model_that_is_saved_anew_does_not_meet_the_hashes_of_the_one_before(tmp_path: Path) -> None:
+def test_a_model_saved_again_is_not_checked_against_old_hashes(tmp_path: Path) -> None:
     folder = save_toy_checkpoint(tmp_path)
     write_hashes(folder)
     model, *_ = load_checkpoint(folder, device="cpu")
@@ -214,7 +214,7 @@ def test_a_model_that_is_saved_anew_does_not_meet_the_hashes_of_the_one_before(t
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o027])
-def test_weights_can_be_read_by_whoever_can_read_the_other_files(tmp_path: Path, mask: int) -> None:
+def test_weights_have_the_permissions_of_the_other_files(tmp_path: Path, mask: int) -> None:
     before = os.umask(mask)
     try:
         folder = save_toy_checkpoint(tmp_path)

@@ -24,7 +24,7 @@ print(json.dumps([model.generate(**batch, **search).tolist() for search in searc
 
 
 @pytest.mark.parametrize("separate", [False, True])
-def test_it_opens_and_translates_without_the_plugin(
+def test_a_converted_marian_model_translates_without_the_plugin(
     separate: bool, tmp_path: Path, run_python: Run, python_without_plugin: Path
 ) -> None:
     folder, marian = save_toy_checkpoint(tmp_path / "toy", separate), tmp_path / "marian"

@@ -143,7 +143,9 @@ def test_a_repository_holds_the_model_its_code_and_nothing_of_this_machine(
     assert json.loads(hub.files("ada/toy")["config.json"])["auto_map"]["AutoModel"]
 
 
-def test_a_revision_stays_what_it_was(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:
+def test_pushing_to_a_branch_leaves_other_revisions_unchanged(
+    hub: LoopbackHub, run: Run, tmp_path: Path
+) -> None:
     folder = save_toy_checkpoint(tmp_path / "toy")
     before = outputs_here(folder)
     run(["push", "--model", str(folder), "--repo", "toy"])
@@ -170,7 +172,7 @@ def test_a_revision_stays_what_it_was(hub: LoopbackHub, run: Run, tmp_path: Path
     assert "leave it out" in run(["translate", "--model", "toy", "--revision", "main"], expected=2).stderr
 
 
-def test_weights_of_an_earlier_push_do_not_stay(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:
+def test_weights_of_an_earlier_push_are_deleted(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:
     folder = save_toy_checkpoint(tmp_path / "toy")
     toy_model().save_pretrained(folder, max_shard_size="60KB")
     (folder / "model.safetensors").unlink()
@@ -202,7 +204,9 @@ def test_weights_of_an_earlier_push_do_not_stay(hub: LoopbackHub, run: Run, tmp_
     ],
     ids=["a model with one tokenizer", "an adapter without tokenizers"],
 )
-def test_what_would_go_before_the_pushed_files_is_deleted(files: set[str], stale: set[str]) -> None:
+def test_stale_files_that_would_override_the_pushed_ones_are_deleted(
+    files: set[str], stale: set[str]
+) -> None:
     there = {
         *("README.md", "notes.txt", "tokenizer.json", "vocab.json", "target_tokenizer/tokenizer.json"),
         *("model.safetensors", "model-00001-of-00002.safetensors"),
@@ -212,7 +216,7 @@ def test_what_would_go_before_the_pushed_files_is_deleted(files: set[str], stale
     assert set(_stale(api, "ada/toy", None, dict.fromkeys(files))) == stale
 
 
-def test_the_libraries_own_ways_of_pushing_bring_code_and_a_card(
+def test_push_to_hub_of_transformers_uploads_code_and_a_card(
     hub: LoopbackHub, run: Run, run_without_plugin: Run, tmp_path: Path
 ) -> None:
     folder = save_toy_checkpoint(tmp_path / "toy")
@@ -293,7 +297,7 @@ def test_metadata_that_the_hub_refuses_is_an_error_before_anything_is_pushed(
     ],
     ids=["no token", "wrong token", "of another", "no name"],
 )
-def test_what_may_not_be_pushed_is_one_clear_line(
+def test_a_refused_push_gives_a_one_line_error(
     hub: LoopbackHub, run: Run, tmp_path: Path, options: list[str], token: str | None, words: list[str]
 ) -> None:
     folder = save_toy_checkpoint(tmp_path / "toy")
@@ -324,7 +328,7 @@ def test_a_connection_cut_in_the_middle_publishes_nothing_and_a_second_push_comp
     assert "model.safetensors" in hub.files("ada/toy")
 
 
-def test_a_private_model_is_for_those_who_may_see_it(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:
+def test_a_private_model_needs_a_token_with_access(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:
     run(["push", "--model", str(save_toy_checkpoint(tmp_path / "toy")), "--repo", "secret", "--private"])
     assert hub.repositories["ada/secret"].private
     (tmp_path / "in.txt").write_text("one two\n")
@@ -360,7 +364,7 @@ sys.exit(run(["translate", "--model", "ada/{name}"]))
     run(["translate", "--model", f"ada/{name}", "--input", "/dev/null"])
 
 
-def test_a_folder_without_a_whole_model_is_not_pushed(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:
+def test_a_folder_with_damaged_weights_is_not_pushed(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:
     folder = save_toy_checkpoint(tmp_path / "toy")
     weights = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(weights[:-1000])

@@ -76,7 +76,7 @@ def test_a_pushed_model_is_the_same_with_the_plugin_and_without(
             torch.testing.assert_close(torch.tensor(logits), of_the_model, rtol=0, atol=1e-6)
 
 
-def test_a_classifier_reads_as_many_tokens_as_in_its_training_where_the_hub_tells_it(
+def test_a_classifier_takes_max_length_from_settings_on_the_hub(
     hub: LoopbackHub, run: Run, tmp_path: Path
 ) -> None:
     model = models()["AutoModelForSequenceClassification"]

@@ -60,7 +60,7 @@ def test_a_class_in_another_repository_is_refused(checkpoint: Path) -> None:
         load_checkpoint(checkpoint)
 
 
-def test_a_model_of_another_type_is_not_run_unasked(checkpoint: Path) -> None:
+def test_code_of_an_unknown_model_type_is_not_run(checkpoint: Path) -> None:
     trace = plant_code(checkpoint)
     change(checkpoint / "config.json", model_type="evil", auto_map={"AutoConfig": "evil.Evil"})
     with pytest.raises(
@@ -78,13 +78,13 @@ def test_a_model_of_another_type_is_not_run_unasked(checkpoint: Path) -> None:
         {"decoder": {"attn_implementation": "eve/evil"}},
     ],
 )
-def test_a_kernel_of_the_hub_is_not_loaded_unasked(checkpoint: Path, fields: dict[str, Any]) -> None:
+def test_an_attention_kernel_from_the_hub_is_not_loaded(checkpoint: Path, fields: dict[str, Any]) -> None:
     change(checkpoint / "config.json", **fields)
     with pytest.raises(UserError, match=r"attn_implementation=eve/evil.* is code on the Hub"):
         Translator.from_pretrained(checkpoint)
 
 
-def test_the_code_of_a_tokenizer_is_not_run_unasked(checkpoint: Path) -> None:
+def test_code_of_a_tokenizer_is_not_run(checkpoint: Path) -> None:
     trace = plant_code(checkpoint)
     change(
         checkpoint / "tokenizer_config.json",
@@ -96,7 +96,7 @@ def test_the_code_of_a_tokenizer_is_not_run_unasked(checkpoint: Path) -> None:
     assert not trace.exists()
 
 
-def test_a_copy_of_the_code_that_travels_is_not_run_where_the_plugin_is(checkpoint: Path) -> None:
+def test_with_the_plugin_the_code_in_a_checkpoint_is_not_run(checkpoint: Path) -> None:
     trace = checkpoint / "run"
     for file in checkpoint.glob("*.py"):
         file.write_text(f"open({str(trace)!r}, 'w').close()\n")
@@ -132,14 +132,14 @@ def test_absurd_sizes_and_wrong_types(checkpoint: Path, fields: dict[str, Any], 
 
 
 @pytest.mark.parametrize("fields", [{"encoder_ffn_dim": 2**27}, {"encoder_layers": 500}], ids=str)
-def test_no_room_is_made_for_more_than_the_weights_hold(checkpoint: Path, fields: dict[str, int]) -> None:
+def test_a_model_larger_than_its_weights_is_not_allocated(checkpoint: Path, fields: dict[str, int]) -> None:
     change(checkpoint / "config.json", **fields)
     with pytest.raises(UserError, match=r"describes a model of [\d,]+ parameters, and the weights .* hold"):
         load_checkpoint(checkpoint)
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
-def test_nobody_is_advised_to_run_the_code_of_a_checkpoint(checkpoint: Path, file: str) -> None:
+def test_errors_do_not_advise_running_the_code_of_a_checkpoint(checkpoint: Path, file: str) -> None:
     code = {"AutoConfig": "mine.Mine", "AutoTokenizer": ["mine.Mine", None]}
     change(checkpoint / file, auto_map=code, model_type="mine", tokenizer_class="Mine")
     (checkpoint / "mine.py").write_text("raise SystemExit('ran')")

@@ -31,7 +31,7 @@ def messages(hub: LoopbackHub) -> list[str]:
 
 
 @pytest.mark.parametrize("strategy", MESSAGES)
-def test_a_training_pushes_when_its_strategy_says(
+def test_a_training_pushes_as_its_hub_strategy_says(
     hub: LoopbackHub,
     run: Run,
     tiny_run: dict,
@@ -83,7 +83,7 @@ def test_a_pushed_checkpoint_can_be_resumed_elsewhere(
     assert weights == hub.files("ada/run")["model.safetensors"]
 
 
-def test_a_lost_connection_does_not_stop_a_training_and_is_told(
+def test_a_lost_connection_is_logged_and_does_not_stop_a_training(
     hub: LoopbackHub,
     run: Run,
     tiny_run: dict,
@@ -102,7 +102,7 @@ def is_trained(options: dict) -> bool:
     return (Path(options["output_dir"]) / "evaluation.json").is_file()
 
 
-def test_a_training_that_has_lost_the_hub_at_its_end_is_kept_and_says_how_to_go_on(
+def test_a_failed_final_push_keeps_the_run_and_names_the_push_command(
     hub: LoopbackHub,
     run: Run,
     tiny_run: dict,
@@ -122,7 +122,7 @@ def test_a_training_that_has_lost_the_hub_at_its_end_is_kept_and_says_how_to_go_
 @pytest.mark.parametrize(
     ("token", "words"), [(None, "needs a token"), ("hf_eve", "cannot write to ada/run (403)")]
 )
-def test_what_may_not_be_pushed_is_told_before_the_training(
+def test_missing_push_permission_is_reported_before_the_training(
     hub: LoopbackHub,
     run: Run,
     tiny_run: dict,

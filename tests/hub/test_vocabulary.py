@@ -42,12 +42,14 @@ def folder_with(tmp_path: Path, **fields: Any) -> Path:
         (50_257, 40_478, False, False),  # GPT-2 with the tokenizer of GPT
     ],
 )
-def test_padding_is_told_from_another_tokenizer(rows: int, tokens: int, is_ours: bool, belong: bool) -> None:
+def test_a_padded_vocabulary_is_distinguished_from_another_tokenizer(
+    rows: int, tokens: int, is_ours: bool, belong: bool
+) -> None:
     assert (rows - tokens <= most_spare(rows, is_ours)) == belong
 
 
 @pytest.mark.slow
-def test_a_smaller_tokenizer_is_refused_and_taken_where_it_is_meant(tmp_path: Path) -> None:
+def test_a_much_smaller_tokenizer_needs_allow_mismatch(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, vocab_size=1500, decoder_vocab_size=1500)
     words = rf"the tokenizer in {folder} has {SIZE} tokens but the model embeds 1500; they do not belong"
     with pytest.raises(UserError, match=words):

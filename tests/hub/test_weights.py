@@ -50,7 +50,7 @@ def message_of(action: Callable[..., object], *arguments: Any, **options: Any) -
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_one_weight_that_is_no_finite_number(checkpoint: Path, number: float) -> None:
+def test_one_weight_that_is_not_finite_raises_an_error(checkpoint: Path, number: float) -> None:
     change(checkpoint, lambda weights: weights[NAME][3].fill_(number))
     expected = f"the weights in {checkpoint} are not finite numbers: {NAME} holds NaN or infinity in float32"
     assert message_of(load_checkpoint, checkpoint).startswith(expected)
@@ -117,7 +117,7 @@ def test_places_without_weights_are_never_filled_at_random(checkpoint: Path) -> 
 
 
 @pytest.mark.parametrize("places", [None, [], {}, {"a": 1}, {"a": "../a.safetensors"}, {"a": "b/c"}])
-def test_an_index_that_names_no_files_beside_it(checkpoint: Path, places: Any) -> None:
+def test_a_weight_index_with_invalid_files_raises_an_error(checkpoint: Path, places: Any) -> None:
     (checkpoint / WEIGHTS).unlink()
     (checkpoint / WEIGHTS_INDEX).write_text(json.dumps({"weight_map": places}))
     assert message_of(load_checkpoint, checkpoint).startswith(
@@ -138,11 +138,11 @@ def load_classifier(folder: Path) -> list[str]:
     return load_with_head(pretrained, AutoModelForSequenceClassification, {"num_labels": 3})[1]
 
 
-def test_a_new_head_is_new_and_an_old_one_is_left_behind(encoder: Path) -> None:
+def test_a_new_head_is_initialized_and_the_old_one_dropped(encoder: Path) -> None:
     assert "classifier.weight" in "".join(load_classifier(encoder))
 
 
-def test_layers_of_the_base_model_are_not_left_behind(encoder: Path) -> None:
+def test_unexpected_layers_of_the_base_model_raise_an_error(encoder: Path) -> None:
     change(encoder, lambda weights: weights.update({"model.encoder.layers.9.fc1.bias": torch.zeros(3)}))
     assert "hold 1 that the model has no parameter for, such as model.encoder.layers.9" in message_of(
         load_classifier, encoder
@@ -170,7 +170,7 @@ def test_heads_that_embedding_does_not_use_may_be_there(tmp_path: Path) -> None:
     assert "bert.encoder.layer.9" in message_of(load_checkpoint, tmp_path, auto_class=None)
 
 
-def test_loading_in_several_threads_leaves_the_verbosity() -> None:
+def test_loading_in_several_threads_restores_the_verbosity() -> None:
     before = logging.get_verbosity()
     first, second = silenced_load_report(), silenced_load_report()
     first.__enter__()

@@ -262,7 +262,7 @@ def test_tokens_of_a_prefix_belong_to_no_word() -> None:
 # What is not aligned.
 
 
-def test_what_cannot_be_read_has_a_problem_and_an_empty_side_no_links() -> None:
+def test_too_long_pairs_have_a_problem_and_empty_sides_no_links() -> None:
     model = toy_model(position_embedding="learned", max_position_embeddings=12)
     long = " ".join(["one"] * 12)
     rows = [("one", "1"), (long, "1"), ("one", " ".join("1" * 12)), ("", "1"), ("one", " ")]
@@ -340,7 +340,7 @@ def test_wrong_pairs_and_models() -> None:
 
 
 @pytest.mark.parametrize("text", ["\u200b", "\ufeff", "\x01"])
-def test_a_target_of_which_the_tokenizer_leaves_no_word_has_no_links(
+def test_a_target_that_tokenizes_to_nothing_has_no_links(
     text: str, library_tokenizers: dict[str, Path]
 ) -> None:
     source, target = load_tokenizers(library_tokenizers["marian"])

@@ -75,7 +75,7 @@ def test_the_answer_does_not_depend_on_how_many_are_listed(most):
     assert [span.text for span in answer.spans] == ["Ann", "saw", "Ann  saw"][:most]
 
 
-def test_windows_of_a_question_are_seen_together():
+def test_spans_of_all_windows_of_a_question_are_combined():
     """The same span counts once, with its best score; no answer needs all windows to say so."""
     context = "ann saw rome"
     first = Window(0, {}, 0, 2, [(0, 3), (3, 7), (7, 12)])
@@ -168,7 +168,7 @@ def test_every_option_moves_the_answers(option, value):
     ]
 
 
-def test_a_model_keeps_the_options_that_it_was_trained_with(tmp_path):
+def test_a_model_keeps_its_training_options(tmp_path):
     torch.manual_seed(0)
     model = AutoModelForQuestionAnswering.from_config(toy_config())
     known = {**SMALL, "max_answer_length": 3, "null_score_diff_threshold": 0.5}
@@ -232,12 +232,12 @@ def test_questions_with_answers_are_scored():
 @pytest.mark.parametrize(
     "pairs", [("Who saw Rome?", "Ann saw Rome."), [{"question": "a"}], [("a", None)], [("a",)]]
 )
-def test_what_is_no_pair_of_texts_is_refused(pairs):
+def test_invalid_pairs_raise_an_error(pairs):
     with pytest.raises(UserError, match="expected pairs of a question and its text, got "):
         list(make_answerer().answer(pairs))
 
 
-def test_results_that_are_no_numbers():
+def test_non_finite_results_raise_an_error():
     answerer = make_answerer()
     with torch.no_grad():
         answerer.model.qa_outputs.weight.fill_(torch.nan)
@@ -294,7 +294,7 @@ def test_questions_of_a_table_come_back_with_their_answers(saved, tmp_path, capf
     assert wider != [*records, empty]
 
 
-def test_columns_of_questions_are_those_of_the_training_unless_they_are_given(saved, tmp_path, capfd):
+def test_question_columns_default_to_those_of_the_training(saved, tmp_path, capfd):
     rows = [{"q": question, "c": text, "d": "ann"} for question, text in PAIRS]
     table = write_jsonl(tmp_path / "rows.jsonl", rows)
     shutil.copytree(saved, tmp_path / "trained")

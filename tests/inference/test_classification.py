@@ -134,7 +134,7 @@ def test_pairs_beside_single_texts_change_nothing(models: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [None, 3, b"x", ("a", None)])
-def test_what_is_no_text_is_named(models: Path, text: Any) -> None:
+def test_invalid_texts_raise_an_error(models: Path, text: Any) -> None:
     classifier = Classifier.from_pretrained(models / "classification")
     with pytest.raises(UserError, match=r"text 2 is .*; expected a string"):
         classifier(["ok", text])
@@ -153,7 +153,7 @@ def test_a_decoder_without_padding_answers_text_by_text(tmp_path: Path) -> None:
             assert prediction.probability == pytest.approx(float(expected.max()), abs=1e-5)
 
 
-def test_results_that_are_no_numbers(models: Path) -> None:
+def test_non_finite_results_raise_an_error(models: Path) -> None:
     classifier = Classifier.from_pretrained(models / "tagging")
     with torch.no_grad():
         classifier.model.classifier.weight.fill_(torch.finfo(torch.float32).max)
@@ -161,7 +161,7 @@ def test_results_that_are_no_numbers(models: Path) -> None:
         classifier(["the film"])
 
 
-def test_what_predicts_no_labels_is_refused(models: Path, tmp_path: Path) -> None:
+def test_a_model_that_predicts_no_labels_is_refused(models: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds VaswaniForMaskedLM, which predicts no labels; expected a seq"):
         Classifier.from_pretrained(models / "encoder")
     AutoModelForQuestionAnswering.from_config(toy_config()).save_pretrained(tmp_path)
@@ -297,7 +297,7 @@ def test_rows_come_back_with_their_predictions(models: Path, tmp_path: Path, cap
         assert [list(each) for each in tops[0]["probabilities"]] == [[tag] for tag in tops[0]["prediction"]]
 
 
-def test_words_are_for_taggers_alone(models: Path, tmp_path: Path, capfd) -> None:
+def test_only_taggers_read_lists_of_words(models: Path, tmp_path: Path, capfd) -> None:
     table = write_jsonl(tmp_path / "rows.jsonl", list(toy_rows("tagging", 2, seed=0)))
     status, _, errors = predict(capfd, "--model", models / "classification", "--input", table)
     assert status == 2

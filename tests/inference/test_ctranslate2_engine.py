@@ -152,7 +152,7 @@ def test_sources_with_similar_limits_share_a_call(exported, monkeypatch):
     ],
     ids=str,
 )
-def test_options_do_what_they_do_with_torch(options, exported):
+def test_options_have_the_same_effect_as_with_torch(options, exported):
     found = list(engine_translator(exported, **options).translate(SENTENCES))
     default = list(engine_translator(exported).translate(SENTENCES))
     expected = list(torch_translator(**options).translate(SENTENCES))
@@ -215,7 +215,7 @@ def test_prefixes_of_single_sentences(num_beams, exported):
     ],
     ids=str,
 )
-def test_generation_config_does_what_it_does_with_torch(values, exported, tmp_path):
+def test_generation_config_has_the_same_effect_as_with_torch(values, exported, tmp_path):
     folder = copied(exported, tmp_path / "copy", **values)
     model = toy_model()
     model.generation_config.update(**values)
@@ -241,7 +241,7 @@ def test_a_forced_first_token_does_not_count_in_the_ranking(exported, tmp_path):
             assert found == best
 
 
-def test_a_row_without_a_prefix_is_translated_as_if_no_row_had_one(tmp_path):
+def test_prefixes_of_other_rows_do_not_change_a_row_without_one(tmp_path):
     """A model whose best translation of this sentence is empty."""
     fields = {
         "position_embedding": "none",
@@ -259,7 +259,7 @@ def test_a_row_without_a_prefix_is_translated_as_if_no_row_had_one(tmp_path):
     assert [each.text[:1] for each in found] == ["", "3"]
 
 
-def test_what_the_model_adds_itself_is_not_added_twice(exported, tmp_path):
+def test_a_source_end_token_is_not_added_twice(exported, tmp_path):
     folder = copied(exported, tmp_path / "copy", "config.json", add_source_eos=True)
     assert engine_translator(folder)(SENTENCES[:20]) == engine_translator(exported)(SENTENCES[:20])
 
@@ -458,7 +458,7 @@ def test_neutral_values_of_a_generation_config_are_accepted(exported, tmp_path, 
     assert all(hasattr(GenerationConfig(), name) for name in neutral)
 
 
-def test_engines_ask_for_their_own_folders(exported, tmp_path):
+def test_a_folder_of_another_engine_raises_an_error(exported, tmp_path):
     checkpoint = save_toy_checkpoint(tmp_path / "toy")
     with pytest.raises(UserError, match=r"no model.bin.*vaswani export \S+toy OUT --to ctranslate2"):
         engine_translator(checkpoint)
@@ -577,7 +577,7 @@ def test_failures_of_the_engine(error, message, exported, monkeypatch):
 # The commands.
 
 
-def test_commands_write_what_they_write_with_torch(exported, tmp_path, capsys):
+def test_commands_give_the_same_output_as_with_torch(exported, tmp_path, capsys):
     checkpoint = save_toy_checkpoint(tmp_path / "toy")
     source = tmp_path / "in.txt"
     source.write_text("".join(f"{sentence}\n" for sentence in SENTENCES))

@@ -78,7 +78,7 @@ def test_the_penalty_is_not_that_of_a_plain_float(model) -> None:
     assert generated(gnmt[0], LONGEST) == (2,)
 
 
-def test_the_penalty_survives_the_copies_that_generate_makes_of_its_options() -> None:
+def test_the_penalty_survives_deepcopy() -> None:
     assert 13 ** deepcopy(GNMTLengthPenalty(0.6)) == pytest.approx((18 / 6) ** 0.6)
     assert GNMTLengthPenalty(0.6).of(torch.tensor([13])) == pytest.approx(13 ** GNMTLengthPenalty(0.6))
 

@@ -178,7 +178,7 @@ def test_beams_are_four_unless_samples_are_drawn() -> None:
 
 @BOTH
 @SEARCHES
-def test_a_least_length_is_the_librarys(kind: str, num_beams: int) -> None:
+def test_min_length_equals_that_of_the_library(kind: str, num_beams: int) -> None:
     plain = outputs_of(translator_of(kind, num_beams=num_beams))
     translator = translator_of(kind, num_beams=num_beams, min_length=12)
     longer = outputs_of(translator)
@@ -244,7 +244,9 @@ def test_where_limits_conflict_for_a_source_the_maximum_applies() -> None:
 @BOTH
 @SEARCHES
 @pytest.mark.parametrize("options", [{"repetition_penalty": 1.7}, {"no_repeat_ngram_size": 2}], ids=str)
-def test_what_avoids_repetition_is_the_librarys(kind: str, num_beams: int, options: dict[str, Any]) -> None:
+def test_repetition_options_equal_those_of_the_library(
+    kind: str, num_beams: int, options: dict[str, Any]
+) -> None:
     sentences = ["seven " * 8, "one two one two", *SENTENCES]
     translator = translator_of(kind, num_beams=num_beams, **options)
     found = [output.token_ids for output in outputs_of(translator, sentences)]
@@ -331,7 +333,7 @@ def test_coverage_does_not_depend_on_the_batch_and_leaves_the_model_as_it_was(ki
     assert translator.model.config._attn_implementation == "sdpa"
 
 
-def test_threads_that_share_a_model_of_the_library_get_what_one_gets() -> None:
+def test_threads_that_share_a_library_model_get_the_results_of_one_thread() -> None:
     """The weights are computed by other operations, of which a search at the same time must not know."""
     model = toy_marian()
     model.set_attn_implementation("sdpa")

@@ -134,7 +134,7 @@ def pooled_by_loops(states: torch.Tensor, pooling: str) -> list[float]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("pooling", ["mean", "max", "cls", "last"])
-def test_a_text_has_the_pooled_states_that_it_has_alone(kind: str, pooling: str) -> None:
+def test_a_text_in_a_batch_has_the_pooled_states_of_the_text_alone(kind: str, pooling: str) -> None:
     embedder = embedder_of(kind, pooling=pooling)
     model, tokenizer = model_of(kind), embedder.tokenizer
     expected = [pooled_by_loops(states_alone(model, tokenizer, text)[-1], pooling) for text in TEXTS]
@@ -156,12 +156,12 @@ def test_neither_batches_nor_order_nor_the_side_of_padding_change_a_vector(
         assert_equal(embedder.embed(TEXTS[::-1]), expected.flip(0))
 
 
-def test_dropout_is_off_whatever_mode_the_model_was_in() -> None:
+def test_dropout_is_off_even_if_the_model_was_training() -> None:
     embedder = Embedder(model_of("bert").train(), bert_tokenizer())
     assert_equal(embedder.embed(TEXTS), embedder_of().embed(TEXTS))
 
 
-def test_an_empty_text_is_its_special_tokens_and_zeros_where_it_has_none() -> None:
+def test_an_empty_text_pools_its_special_tokens_or_is_zero() -> None:
     states = states_alone(model_of("bert"), bert_tokenizer(), "")[-1]
     assert len(states) == 2
     assert_equal(embedder_of().embed([""])[0], states.mean(dim=0))
@@ -182,7 +182,7 @@ def test_token_types_of_the_tokenizer_reach_the_model() -> None:
     assert not torch.allclose(vectors, embedder_of().embed(["one"]))
 
 
-def test_normalized_vectors_have_length_1_but_for_those_of_nothing() -> None:
+def test_normalized_vectors_have_length_1_or_are_zero_for_empty_texts() -> None:
     plain, normalized = (Embedder(model_of("gpt2"), bare_tokenizer(), normalize=on) for on in (False, True))
     vectors = normalized.embed(["one two", "", "three"])
     assert_equal(vectors.norm(dim=1), torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64))
@@ -205,9 +205,7 @@ def test_vectors_are_float32_at_least() -> None:
     ("layers", "numbers"),
     [("last", [3]), ("all", [0, 1, 2, 3]), ([0], [0]), ([-1, 1], [3, 1]), ([-4, -2], [0, 2])],
 )
-def test_layers_stand_side_by_side_or_are_averaged(
-    kind: str, layers: str | list[int], numbers: list[int]
-) -> None:
+def test_layers_are_concatenated_or_averaged(kind: str, layers: str | list[int], numbers: list[int]) -> None:
     model = model_of(kind)
     concatenated, averaged = (
         Embedder(model, toy_tokenizer(), layers=layers, combine=combine, pooling="last")
@@ -310,7 +308,7 @@ def test_words_are_made_of_their_sub_words(pooling: str, tokenizer_name: str) ->
 
 
 @pytest.mark.parametrize("tokenizer_name", ["bert", "translation", "causal"])
-def test_words_are_not_those_of_the_prefix(tokenizer_name: str) -> None:
+def test_words_of_the_prefix_are_left_out(tokenizer_name: str) -> None:
     prefix = "seven nine "
     tokenizer, _ = for_languages(*[tokenizer_of(tokenizer_name)] * 2, source_prefix=prefix)
     model, text = model_of("bert"), "one two"
@@ -382,7 +380,7 @@ def test_a_backward_model_reads_whole_texts_from_their_end() -> None:
     assert backward.embed_tokens(["one"])[0].tokens == forward.embed_tokens(["eno"])[0].tokens
 
 
-def test_words_need_a_tokenizer_that_tells_where_its_tokens_stand() -> None:
+def test_word_vectors_need_a_tokenizer_with_offsets() -> None:
     embedder = Embedder(model_of("t5"), ByT5Tokenizer())
     assert embedder.embed(["one"]).shape == (1, WIDTH)
     with pytest.raises(UserError, match="ByT5Tokenizer does not return the offsets of its tokens"):
@@ -426,7 +424,7 @@ def test_xlnet_has_no_limit() -> None:
     assert Embedder(model, toy_tokenizer()).embed(["one " * 600]).shape == (1, WIDTH)
 
 
-def test_a_limit_is_as_asked_and_there_is_always_one() -> None:
+def test_max_length_defaults_to_the_model_limit() -> None:
     xlnet = XLNetModel(XLNetConfig(vocab_size=400, d_model=WIDTH, n_layer=1, n_head=2, d_inner=24))
     assert Embedder(xlnet, toy_tokenizer()).max_length == 4096
     assert Embedder(xlnet, toy_tokenizer(), max_length=5000).max_length == 5000
@@ -513,7 +511,7 @@ def test_a_checkpoint_embeds_as_the_model_that_was_saved(kind: str, tmp_path: Pa
 # Similarity and search.
 
 
-def test_an_encoder_reads_as_many_tokens_as_it_has_positions_for_sources() -> None:
+def test_an_encoder_is_limited_by_its_source_positions() -> None:
     numbers = {"ffn_dim": 16, "layers": 1, "attention_heads": 2}
     sizes = {f"{side}_{name}": numbers[name] for side in ("encoder", "decoder") for name in numbers}
     positions = {"max_encoder_position_embeddings": 256, "max_decoder_position_embeddings": 32}

@@ -82,7 +82,7 @@ def test_logits_are_the_logarithm_of_the_mean_probability(models: Any) -> None:
 
 
 @pytest.mark.slow
-def test_padding_of_the_target_is_told_to_the_members() -> None:
+def test_members_receive_the_padding_mask_of_the_target() -> None:
     models, data = members(), batch()
     data["decoder_attention_mask"] = torch.ones_like(data["decoder_input_ids"])
     data["decoder_attention_mask"][0, :3] = 0
@@ -125,7 +125,7 @@ def test_the_configuration_is_that_of_one_wide_model_of_the_same_tokens() -> Non
 # An ensemble of one.
 
 
-def test_an_ensemble_of_one_is_that_one() -> None:
+def test_an_ensemble_of_one_equals_its_model() -> None:
     model, data = toy_model(), batch()
     ensemble = Ensemble([model])
     torch.testing.assert_close(ensemble(**data).logits, model(**data).logits.log_softmax(-1))
@@ -137,7 +137,7 @@ def test_an_ensemble_of_one_is_that_one() -> None:
 
 
 @pytest.mark.parametrize("kind", range(4))
-def test_an_ensemble_of_one_searches_as_that_one_does_whatever_its_kind(kind: int) -> None:
+def test_an_ensemble_of_one_library_model_generates_as_the_model(kind: int) -> None:
     model = foreign_models()[kind].eval()
     options = {name: value for name, value in batch().items() if name != "decoder_input_ids"}
     options |= {"num_beams": 4, "max_length": 12, "do_sample": False}
@@ -162,7 +162,7 @@ def test_a_search_with_caches_finds_what_it_finds_without(models: Any, num_beams
 
 @pytest.mark.parametrize("average", AVERAGES)
 @pytest.mark.parametrize("options", [{}, {"num_beams": 4}, {"num_beams": 3, "num_return_sequences": 2}])
-def test_its_own_searches_find_what_those_of_the_library_find(options: Any, average: str) -> None:
+def test_its_own_searches_equal_those_of_the_library(options: Any, average: str) -> None:
     """Sources of very different lengths, so that some leave the batch before others."""
     ensemble = Ensemble(members(), [1, 3], average)
     data = {name: value for name, value in batch().items() if name != "decoder_input_ids"}
@@ -178,7 +178,7 @@ def test_its_own_searches_find_what_those_of_the_library_find(options: Any, aver
 
 
 @pytest.mark.parametrize("options", [{"num_beams": 4}, {"do_sample": False}])
-def test_what_its_own_searches_do_not_do_is_left_to_the_library(options: dict[str, Any]) -> None:
+def test_unsupported_searches_fall_back_to_the_library(options: dict[str, Any]) -> None:
     data = {name: value for name, value in batch().items() if name != "decoder_input_ids"} | options
     with patch.object(SearchCache, "next_logits", side_effect=AssertionError):
         Ensemble(foreign_models()).generate(**data, max_length=8)
@@ -249,7 +249,7 @@ def test_translations_do_not_depend_on_batches(num_beams: int) -> None:
     assert [translator([sentence])[0] for sentence in SENTENCES] == together
 
 
-def test_the_shortest_reach_of_learned_positions_is_that_of_the_ensemble() -> None:
+def test_the_position_limit_is_the_smallest_of_the_members() -> None:
     marian, bart, t5, ours = foreign_models()
     assert position_limit(Ensemble([marian, bart, t5, ours])) == 64
     assert position_limit(Ensemble([marian, ours])) == 128
@@ -308,7 +308,7 @@ def test_weights_count_by_their_ratios(weights: list[float]) -> None:
 
 
 @pytest.mark.parametrize("average", ["probabilities", "log_probabilities"])
-def test_an_ensemble_of_one_is_that_one_by_any_average(average: str) -> None:
+def test_an_ensemble_of_one_equals_its_model_with_any_average(average: str) -> None:
     model, data = toy_model(), batch()
     logits = Ensemble([model], [7.0], average)(**data).logits
     torch.testing.assert_close(logits, model(**data).logits.log_softmax(-1), rtol=1e-4, atol=1e-5)
@@ -372,7 +372,7 @@ def test_an_ensemble_has_the_options_of_decoding(folders: list[Path]) -> None:
     ],
     ids=str,
 )
-def test_what_no_ensemble_can_be_is_refused_before_loading(
+def test_invalid_ensemble_options_raise_an_error_before_loading(
     models: list[int], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):

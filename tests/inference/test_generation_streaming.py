@@ -99,7 +99,7 @@ def cleaning() -> PreTrainedTokenizerBase:
 
 
 @pytest.mark.parametrize("make", [byte_fallback, cleaning])
-def test_what_later_tokens_change_is_not_given_out(make: Callable[[], PreTrainedTokenizerBase]) -> None:
+def test_text_that_later_tokens_can_change_is_held_back(make: Callable[[], PreTrainedTokenizerBase]) -> None:
     tokenizer = make()
     codec = TextCodec(tokenizer)
     generator = random.Random(0)
@@ -129,7 +129,7 @@ def test_the_longest_beginning_of_a_stop_text_is_held_back(text: str, stop: list
     assert before_begun_stop(text, stop) == before
 
 
-def test_pieces_come_before_the_end_and_the_search_stops_when_nobody_asks() -> None:
+def test_pieces_arrive_early_and_closing_the_stream_stops_the_search() -> None:
     model = gpt2(n_positions=2000).eval()
     model.generation_config.eos_token_id = None
     steps = []
@@ -167,7 +167,7 @@ def test_the_end_of_a_prompt_is_read_if_it_is_cut() -> None:
     assert streamed(generator, LONG)[1] == whole
 
 
-def test_a_failure_is_raised_where_the_pieces_are_asked_for() -> None:
+def test_a_failure_is_raised_when_iterating_over_the_pieces() -> None:
     model = llama()
     torch.nn.init.constant_(model.model.norm.weight, float("nan"))
     with pytest.raises(RunError, match="scores are not finite numbers"):
@@ -182,7 +182,7 @@ def test_a_failure_is_raised_where_the_pieces_are_asked_for() -> None:
         ([{"role": "user", "content": "a"}], "no chat template"),
     ],
 )
-def test_what_cannot_be_continued_is_refused_at_once(prompt: Any, message: str) -> None:
+def test_an_invalid_prompt_raises_an_error_at_once(prompt: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         TextGenerator(gpt2(), gpt2_like()).stream(prompt)
 

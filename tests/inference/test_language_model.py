@@ -103,7 +103,7 @@ def test_a_space_counts_the_same_on_either_side_of_the_border() -> None:
     assert before == pytest.approx(after, abs=1e-12)
 
 
-def test_where_an_answer_becomes_one_token_with_the_prompt_all_are_scored_from_before_it() -> None:
+def test_answers_that_merge_with_the_prompt_are_scored_from_before_it() -> None:
     tokenizer = merging((":", "B"))
     model = gpt2(vocab_size=10).double().eval()
     encoded = LanguageModel(model, tokenizer).encode_answers("Q:", ["B", "C"])
@@ -170,13 +170,15 @@ def test_half_precision_is_summed_in_single() -> None:
         ("x", ["y", ""], "the tokenizer does not distinguish these answers: 'y', ''"),
     ],
 )
-def test_what_cannot_be_scored(prompt: str, answers: list[str], message: str) -> None:
+def test_answers_without_context_or_tokens_raise_an_error(
+    prompt: str, answers: list[str], message: str
+) -> None:
     language_model = LanguageModel(gpt2(vocab_size=10), merging(("Q", ":")))
     with pytest.raises(UserError, match=message):
         language_model.encode_answers(prompt, answers)
 
 
-def test_with_a_token_in_front_an_empty_prompt_will_do() -> None:
+def test_with_a_begin_token_an_empty_prompt_is_accepted() -> None:
     model = gpt2().double().eval()
     tokenizer = gpt2_like(with_bos=True)
     expected = [naive_log_prob(model, tokenizer, "", answer) for answer in ("yes", "no")]
@@ -273,7 +275,7 @@ def test_dropout_is_off_whatever_mode_the_model_was_in(make: Callable[[], PreTra
     assert log_probs(language_model, QUESTIONS) == log_probs(language_model, QUESTIONS)
 
 
-def test_a_model_that_sees_what_follows_is_refused() -> None:
+def test_a_bidirectional_model_is_refused() -> None:
     shape = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 48}
     config = BertConfig(vocab_size=320, **shape)
     with pytest.raises(UserError, match="BertLMHeadModel sees the tokens that it predicts; give a causal"):

@@ -190,7 +190,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("fault", "message"), FAULTS.values(), ids=FAULTS)
-def test_a_folder_that_is_no_whole_export_is_refused_in_one_line(fault, message, folder):
+def test_an_incomplete_export_raises_a_one_line_error(fault, message, folder):
     fault(folder)
     with pytest.raises(UserError, match=message) as raised:
         load_onnx(folder)
@@ -213,7 +213,7 @@ def test_the_engine_translates_as_torch(options, models):
         assert theirs.hypotheses[0].score == pytest.approx(ours.hypotheses[0].score, rel=1e-4)
 
 
-def test_the_command_writes_what_it_writes_with_torch(models, tmp_path):
+def test_the_command_gives_the_same_output_as_with_torch(models, tmp_path):
     save_toy_checkpoint(tmp_path / "toy", separate=(models[2] / "target_tokenizer").is_dir())
     (tmp_path / "in.txt").write_text("".join(f"{sentence}\n" for sentence in SENTENCES))
     for engine, folder in (("torch", tmp_path / "toy"), ("onnx", models[2])):
@@ -231,7 +231,7 @@ def test_the_command_writes_what_it_writes_with_torch(models, tmp_path):
         ("onnx", {"revision": "main"}, "revision='main' applies to models on the Hub"),
     ],
 )
-def test_what_an_engine_cannot_load_is_refused(engine, options, message, folder):
+def test_an_engine_refuses_folders_and_options_it_cannot_use(engine, options, message, folder):
     with pytest.raises(UserError, match=message):
         Translator.from_pretrained(folder, engine=engine, **options)
 

@@ -219,7 +219,7 @@ def test_a_decoder_that_classifies_finds_the_padding_as_pytorch_does(exported_to
     assert not torch.allclose(model(rows, torch.ones(2, 3)).logits[1], expected[1], atol=1e-3)
 
 
-def test_an_exported_model_stays_as_it_is(exported_toys, tmp_path):
+def test_an_exported_model_cannot_be_saved_or_converted(exported_toys, tmp_path):
     model = load_onnx(exported_toys("encoder")[1])
     assert model.to("cpu") is model.to(torch.float32) is model.eval().float() is model
     with pytest.raises(ValueError, match="copy the folder that it was loaded from"):
@@ -240,7 +240,7 @@ def test_an_exported_model_stays_as_it_is(exported_toys, tmp_path):
     ],
     ids=["stop_strings", "prompt_lookup", "num_return_sequences", "assistant"],
 )
-def test_generate_has_its_other_ways(options, exported_toys):
+def test_other_generation_modes_equal_those_of_pytorch(options, exported_toys):
     reference = AutoModelForCausalLM.from_pretrained(exported_toys("causal")[0]).eval()
     model, ids = load_onnx(exported_toys("causal")[1]), torch.tensor([[5, 6, 7, 5, 6]])
     both = []
@@ -250,7 +250,7 @@ def test_generate_has_its_other_ways(options, exported_toys):
     assert torch.equal(*both)
 
 
-def test_a_text_goes_on_from_its_cache(exported_toys):
+def test_generation_continues_from_a_given_cache(exported_toys):
     for name in CAUSAL:
         model, ids = load_onnx(exported_toys(name)[1]), torch.tensor([[5, 6, 7, 9]])
         whole = model.generate(ids, max_new_tokens=8)
@@ -338,12 +338,12 @@ REFUSED: dict[str, tuple[Any, str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("of_class", "name", "options", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_run_is_refused(of_class, name, options, message, exported_toys):
+def test_unsupported_exports_and_options_raise_an_error(of_class, name, options, message, exported_toys):
     with pytest.raises(UserError, match=message):
         of_class.from_pretrained(exported_toys(name)[1], **{"engine": "onnx", **options})
 
 
-def test_without_the_engine_the_folder_names_it(exported_toys):
+def test_a_folder_without_engine_raises_an_error_that_names_it(exported_toys):
     with pytest.raises(UserError, match="holds a model in ONNX, which runs with engine=onnx"):
         Classifier.from_pretrained(exported_toys("classification")[1])
 

@@ -71,7 +71,7 @@ def test_a_banned_phrase_is_in_no_text(kind: str, search: dict[str, Any], words:
 
 @BOTH
 @pytest.mark.parametrize("num_beams", [1, 4])
-def test_texts_that_a_ban_does_not_concern_stay(kind: str, num_beams: int) -> None:
+def test_banning_an_unused_phrase_changes_no_text(kind: str, num_beams: int) -> None:
     plain = translator_of(kind, num_beams=num_beams)(SENTENCES)
     banned = translator_of(kind, num_beams=num_beams, banned_phrases=["qq"])
     assert banned(SENTENCES) == plain
@@ -141,7 +141,7 @@ def test_phrases_that_just_fit_are_written(kind: str, search: dict[str, Any]) ->
 
 @BOTH
 @pytest.mark.parametrize("num_beams", [1, 4])
-def test_each_line_has_phrases_of_its_own_in_any_batch(kind: str, num_beams: int) -> None:
+def test_each_line_can_have_its_own_phrases_in_any_batch(kind: str, num_beams: int) -> None:
     required = [["7"], [], ["4 4", "9"], *[[]] * (len(SENTENCES) - 3)]
     texts = all_texts(translator_of(kind, num_beams=num_beams), required=required)
     alone = all_texts(translator_of(kind, num_beams=num_beams, max_tokens_per_batch=1), required=required)
@@ -190,7 +190,7 @@ def test_the_next_token_of_a_phrase_leads_by_more_than_rounding() -> None:
     assert float(found[8] - found[3]) == pytest.approx(1e-3, rel=1e-3)
 
 
-def test_the_room_for_a_phrase_is_that_of_its_longest_spelling() -> None:
+def test_a_phrase_needs_room_for_its_longest_tokenization() -> None:
     with pytest.raises(UserError, match="the required phrases take 2 tokens and the end token"):
         RequiredPhrases([[Phrase([[5], [5, 6]])]], torch.tensor([2]), 2)
 
@@ -206,7 +206,7 @@ def test_a_token_that_the_model_forces_takes_room() -> None:
     assert found.token_ids[:4] == [9, 7, 8, 11]
 
 
-def test_a_translation_that_has_its_phrases_stays_and_scores_are_the_models() -> None:
+def test_already_satisfied_phrases_change_neither_text_nor_score() -> None:
     plain = list(translator_of("toy", num_beams=4).translate(SENTENCES, n_best=1))
     digits = [translation.text.split()[-1] for translation in plain]
     translator = translator_of("toy", num_beams=4)
@@ -218,7 +218,7 @@ def test_a_translation_that_has_its_phrases_stays_and_scores_are_the_models() ->
             assert other.hypotheses[0].score == pytest.approx(one.hypotheses[0].score, abs=1e-4)
 
 
-def test_a_phrase_is_banned_and_required_beside_each_other() -> None:
+def test_banned_and_required_phrases_can_be_combined() -> None:
     translator = translator_of("toy", banned_phrases=["8"], required_phrases=["5 5"])
     assert all("5 5" in text and "8" not in text for text in itertools.chain(*all_texts(translator)))
 
@@ -309,7 +309,7 @@ def library_models(tmp_path_factory) -> dict[str, Path]:
 @pytest.mark.parametrize(
     "kind", ["marian", "marian of two vocabularies", "fsmt", "nllb", "mbart", "bart", "t5"]
 )
-def test_what_is_promised_holds_for_models_of_the_library(
+def test_constraints_hold_for_models_of_the_library(
     kind: str, search: dict[str, Any], library_models: dict[str, Path]
 ) -> None:
     if "two" in kind and search.get("num_beams", 1) > 1 and needs_newer_marian():
@@ -454,7 +454,7 @@ def test_a_phrase_follows_other_words_as_its_script_does(kind: Any, phrase: str)
     assert not found.occurs(without)
 
 
-def test_an_engine_that_lacks_phrases_and_prefixes_says_so() -> None:
+def test_an_engine_without_phrases_and_prefixes_raises_an_error() -> None:
     class Lacking(TorchEngine):
         name = "lacking"
         supports = TorchEngine.supports - {"required", "prefix", "suppress_sequences"}

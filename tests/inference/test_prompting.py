@@ -50,7 +50,7 @@ def random_prompter(**fields: Any) -> Prompter:
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [{}, CHOSEN], ids=["written", "chosen"])
 @pytest.mark.parametrize("language", NUMERALS)
-def test_a_shot_tells_what_no_training_could(prompter: Prompter, way: dict[str, Any], language: str) -> None:
+def test_one_shot_reveals_the_language(prompter: Prompter, way: dict[str, Any], language: str) -> None:
     task = numeral_task(examples=numeral_rows(language), test=numeral_rows(language), **way)
     accuracies = [prompter.answer(task, shots).accuracy for shots in (0, 1, 4)]
     assert accuracies[0] <= 70
@@ -71,7 +71,7 @@ def test_examples_of_another_language_mislead(prompter: Prompter) -> None:
     assert not any(answer.right for answer in answers)
 
 
-def test_what_an_answer_tells(prompter: Prompter) -> None:
+def test_an_answer_holds_prompt_expected_and_given_text(prompter: Prompter) -> None:
     task = numeral_task(description="0: cero")
     answer = prompter.answer(task, 1, seed=3).answers[5]
     (shot,) = task.draw_shots(5, 1, seed=3)
@@ -116,7 +116,7 @@ def test_scores_are_normalized_as_the_task_says(normalize: str) -> None:
         assert answer.right == (answer.given == answer.expected)
 
 
-def test_the_ways_of_comparing_disagree() -> None:
+def test_normalization_methods_give_different_answers() -> None:
     task = numeral_task(choices=[" seven", " sieben acht", " elf", " {word}"])
     tasks = [replace(task, normalize=way) for way in ("none", "tokens", "unconditional")]
     tasks.append(replace(tasks[-1], answer_context="one two:"))
@@ -160,7 +160,7 @@ def test_answers_are_the_same_in_any_batches() -> None:
         ({"stop": ["o", "e"]}, {}),
     ],
 )
-def test_each_option_moves_what_is_written(task_options: dict[str, Any], options: dict[str, Any]) -> None:
+def test_each_option_changes_the_answers(task_options: dict[str, Any], options: dict[str, Any]) -> None:
     prompter = random_prompter()
     plain = prompter.answer(numeral_task(), 2).answers
     moved = prompter.answer(numeral_task(**task_options), **{"shots": 2, **options}).answers
@@ -228,7 +228,7 @@ def test_a_row_that_is_too_long_by_itself(way: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("position_embedding", ["sinusoidal", "none"])
-def test_a_model_without_a_limit_has_room_for_all(position_embedding: str) -> None:
+def test_a_model_without_a_length_limit_uses_all_shots(position_embedding: str) -> None:
     config = VaswaniDecoderConfig(
         vocab_size=len(toy_tokenizer()),
         d_model=16,
@@ -255,7 +255,9 @@ def test_a_model_without_a_limit_has_room_for_all(position_embedding: str) -> No
         ({"prompt": "", **CHOSEN}, 0, "row 1 of test: the answers have no context"),
     ],
 )
-def test_what_is_refused_before_anything_is_asked(options: dict[str, Any], shots: int, message: str) -> None:
+def test_invalid_tasks_raise_an_error_before_running_the_model(
+    options: dict[str, Any], shots: int, message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         random_prompter().answer(numeral_task(**options), shots)
 

@@ -19,7 +19,7 @@ def random_mix(num_layers: int) -> ScalarMix:
     return mix
 
 
-def test_it_is_equation_1_summed_layer_by_layer() -> None:
+def test_a_scalar_mix_equals_equation_1_of_the_paper() -> None:
     mix, layers = random_mix(4), torch.randn(4, 2, 3, 5, dtype=torch.float64)
     exponentials = [math.exp(weight) for weight in mix.layer_weights.tolist()]
     expected = torch.zeros_like(layers[0])
@@ -58,7 +58,7 @@ def test_a_probe_on_frozen_layers_learns_to_prefer_the_informative_one(informati
     assert mix.gamma != 1
 
 
-def test_it_is_saved_and_loaded_in_safetensors(tmp_path: Path) -> None:
+def test_a_mix_is_saved_and_loaded_in_safetensors(tmp_path: Path) -> None:
     mix, loaded = random_mix(3), ScalarMix(3).double()
     save_file(mix.state_dict(), tmp_path / "mix.safetensors")
     loaded.load_state_dict(load_file(tmp_path / "mix.safetensors"))

@@ -59,7 +59,7 @@ def test_a_pair_is_scored_token_by_token_with_its_end(separate: bool) -> None:
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
-def test_a_hypothesis_has_the_score_that_its_search_gave_it(num_beams: int) -> None:
+def test_a_hypothesis_has_the_same_score_as_in_its_search(num_beams: int) -> None:
     model, tokenizer = toy_model(), toy_tokenizer()
     translator = Translator(model, tokenizer, num_beams=num_beams, max_length=6, length_penalty=1.3)
     scorer = Scorer(model, tokenizer, length_penalty=1.3)
@@ -160,7 +160,7 @@ def test_a_score_does_not_depend_on_the_batch(options: dict[str, Any], logits_at
     assert found == pytest.approx(expected, abs=1e-4)
 
 
-def test_what_cannot_be_read_has_a_problem_and_the_rest_a_score() -> None:
+def test_unreadable_pairs_have_a_problem_and_the_others_a_score() -> None:
     model = toy_model(position_embedding="learned", max_position_embeddings=12)
     long = " ".join(["one"] * 12)
     rows = [("one", "1"), (long, "1"), ("one", " ".join("1" * 12)), ("", "1"), ("one", "")]
@@ -220,7 +220,7 @@ def test_without_a_token_that_begins_texts_the_first_token_is_not_scored(tmp_pat
 
 
 @pytest.mark.parametrize("library", [False, True])
-def test_a_masked_model_scores_each_token_that_is_masked(library: bool, tmp_path: Path) -> None:
+def test_a_masked_model_masks_and_scores_each_token(library: bool, tmp_path: Path) -> None:
     scorer = Scorer.from_pretrained(toy_labels.save_toy_encoder(tmp_path, library))
     tokenizer = load_tokenizers(tmp_path)[0]
     for text, score in zip(TEXTS, scorer(TEXTS, with_tokens=True), strict=True):
@@ -279,7 +279,7 @@ def test_a_text_that_is_too_long_has_a_problem(kind: str, tmp_path: Path) -> Non
 # What cannot be scored.
 
 
-def test_weights_that_are_no_numbers(tmp_path: Path) -> None:
+def test_non_finite_weights_raise_an_error(tmp_path: Path) -> None:
     scorer = Scorer(toy_model(), toy_tokenizer())
     with torch.no_grad():
         scorer.model.model.decoder.layers[0].fc1.weight[3] = math.nan  # type: ignore[attr-defined]

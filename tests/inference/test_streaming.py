@@ -52,7 +52,7 @@ def test_prefixes_and_phrases_and_lengths_hold(kind: str, search: dict[str, Any]
         assert "7" in text
 
 
-def test_pieces_come_before_the_end_and_the_search_stops_when_nobody_asks() -> None:
+def test_pieces_arrive_early_and_closing_the_stream_stops_the_search() -> None:
     model = toy_model()
     model.generation_config.suppress_tokens = [2]
     translator = Translator(model, toy_tokenizer(), num_beams=1, max_length=500)
@@ -75,7 +75,7 @@ def test_models_of_the_library(kind: str, tmp_path: Path) -> None:
         assert "".join(translator.stream(sentence)) == translator([sentence])[0]
 
 
-def test_a_failure_of_the_search_is_raised_where_the_pieces_are_asked_for() -> None:
+def test_a_search_failure_is_raised_when_iterating_over_the_pieces() -> None:
     model = toy_model()
     with torch.no_grad():
         model.model.decoder.layers[0].fc1.weight[3] = float("nan")
@@ -95,7 +95,7 @@ def test_a_failure_of_the_search_is_raised_where_the_pieces_are_asked_for() -> N
     ],
     ids=str,
 )
-def test_what_cannot_be_streamed_is_refused_at_once(options: dict[str, Any], message: str) -> None:
+def test_unsupported_streaming_options_raise_an_error_at_once(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         translator_of("toy", **options).stream("one two")
 

@@ -52,7 +52,7 @@ def test_a_template_is_filled_with_a_row(template: str, row: dict[str, Any], tex
         ("{a:d}", r"prompt: '\{a:d\}' is not a template \(Unknown format code 'd'.*\)"),
     ],
 )
-def test_what_a_template_refuses(template: str, message: str) -> None:
+def test_an_invalid_template_raises_an_error(template: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         fill("prompt", template, {"a": "x", "yes": True, "list": ["x", "y"]})
 
@@ -134,7 +134,7 @@ def test_the_choices_of_a_row() -> None:
         ({"normalize": "chars"}, "normalize: expected 'none', 'tokens', 'unconditional', got 'chars'"),
     ],
 )
-def test_what_a_task_refuses(options: dict[str, Any], message: str) -> None:
+def test_an_invalid_task_raises_an_error(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         task(**options)
 
@@ -151,7 +151,7 @@ def test_a_prompt_is_the_description_the_shots_and_the_question() -> None:
     assert other.text(other.questions[2], []) == "Yes or no? | Q: text 2"
 
 
-def test_an_answer_ends_where_the_next_shot_begins_unless_told_otherwise() -> None:
+def test_an_answer_stops_at_the_separator_by_default() -> None:
     options: dict[str, Any] = {"choices": None, "generate": True}
     assert list(task(**options, separator="##").stop_texts) == ["##"]
     assert list(task(**options, stop=[".", "!"]).stop_texts) == [".", "!"]
@@ -187,7 +187,7 @@ def test_all_examples_are_drawn_alike_but_never_the_question_itself() -> None:
     assert {shot.prompt for shot in one.draw_shots(0, 7)} == set(counts)
 
 
-def test_an_example_that_asks_the_same_is_never_drawn_whatever_else_it_holds() -> None:
+def test_an_example_with_the_same_prompt_is_never_drawn() -> None:
     one = task(examples=[*ROWS, {"text": "text 0", "label": "no", "id": 9}])
     assert "Q: text 0" not in {shot.prompt for shot in one.draw_shots(0, 7)}
 

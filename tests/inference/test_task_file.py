@@ -36,7 +36,7 @@ def write_rows(path: Path, rows: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(TASKS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_the_tasks_that_come_with_the_project(path: Path) -> None:
+def test_the_included_tasks_are_valid(path: Path) -> None:
     task = load_task(path)
     task.check_shots(8)
     assert f"--task tasks/{path.stem}" in path.read_text()
@@ -63,7 +63,7 @@ def test_every_key_reaches_the_task(tmp_path: Path) -> None:
         assert task == Task(**given)
 
 
-def test_rows_may_lie_in_files_beside_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_can_be_read_from_files_beside_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data").mkdir()
     write_rows(tmp_path / "data" / "train.jsonl", ROWS)
     (tmp_path / "test.jsonl").write_bytes('\ufeff{"text": "x\u2028y", "label": "no"}\r\n\n'.encode())
@@ -108,7 +108,9 @@ def test_rows_may_be_a_spreadsheet(tmp_path: Path) -> None:
         ({"normalize": "chars"}, "normalize: expected 'none', 'tokens', 'unconditional', got 'chars'"),
     ],
 )
-def test_what_a_file_must_not_hold(tmp_path: Path, values: dict[str, Any], message: str) -> None:
+def test_invalid_values_in_a_task_file_raise_an_error(
+    tmp_path: Path, values: dict[str, Any], message: str
+) -> None:
     path = written(tmp_path, **values)
     with pytest.raises(UserError) as raised:
         load_task(path)
@@ -135,7 +137,7 @@ def test_what_a_file_must_not_hold(tmp_path: Path, values: dict[str, Any], messa
         (b"\xff\xfe\n", "{path} is UTF-16"),
     ],
 )
-def test_what_a_file_of_rows_must_not_hold(tmp_path: Path, content: str | bytes, message: str) -> None:
+def test_invalid_rows_files_raise_an_error(tmp_path: Path, content: str | bytes, message: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError) as raised:
@@ -153,7 +155,7 @@ def test_what_a_file_of_rows_must_not_hold(tmp_path: Path, content: str | bytes,
         ("prompt: !!python/object/apply:os.getcwd []", "cannot be read: could not determine a constructor"),
     ],
 )
-def test_what_is_no_task_file(tmp_path: Path, content: str, message: str) -> None:
+def test_a_file_that_is_not_a_task_raises_an_error(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "task.yaml"
     path.write_text(content)
     with pytest.raises(UserError) as raised:

@@ -230,7 +230,7 @@ def with_line_feeds() -> PreTrainedTokenizerBase:
 
 @pytest.mark.parametrize("end", [" ", "  ", "\n", "\n\n", "\t", " \n", "\n "])
 @pytest.mark.parametrize("make", [gpt2_like, with_line_feeds, ours_like, wordpiece_like])
-def test_white_space_at_the_end_has_the_tokens_that_it_has_in_front_of_a_word(
+def test_trailing_white_space_is_tokenized_as_before_a_word(
     make: Callable[[], PreTrainedTokenizerBase], end: str
 ) -> None:
     tokenizer = make()
@@ -291,7 +291,7 @@ def test_every_option_has_a_value_here() -> None:
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_every_option_changes_what_is_written(name: str) -> None:
+def test_every_option_changes_the_text(name: str) -> None:
     given: dict[str, Any] = {"temperature": 1.0} if name in ("top_k", "top_p", "seed") else {}
     model, tokenizer = gpt2().double().eval(), gpt2_like()
     plain = TextGenerator(model, tokenizer, **{"max_new_tokens": NEW_TOKENS, **given})(PROMPTS)
@@ -346,7 +346,7 @@ def test_settings_of_the_model_that_count_tokens_do_not_count_padding(name: str)
 
 
 @pytest.mark.parametrize("name", [*SETTINGS, "encoder_no_repeat_ngram_size"])
-def test_settings_that_count_tokens_are_known(name: str) -> None:
+def test_settings_that_count_tokens_are_detected(name: str) -> None:
     model = gpt2()
     assert not counts_prompts(model, GenerationOptions())
     setattr(model.generation_config, name, SETTINGS.get(name, 2))
@@ -444,7 +444,7 @@ def test_a_prompt_that_fills_the_positions_has_one_more_token() -> None:
 
 
 @pytest.mark.parametrize("make", [gpt2_like, ours_like], ids=["bytes", "pieces"])
-def test_cut_reads_the_end_of_a_prompt_behind_the_tokens_that_begin_it(
+def test_a_cut_prompt_keeps_its_begin_tokens_and_its_end(
     make: Callable[[], PreTrainedTokenizerBase],
 ) -> None:
     model, tokenizer = ours().double().eval(), make()
@@ -468,7 +468,7 @@ def test_a_model_without_a_limit_reads_long_prompts() -> None:
     assert text
 
 
-def test_positions_behind_the_padding_index_are_no_room() -> None:
+def test_positions_after_the_padding_index_do_not_count() -> None:
     """RoBERTa counts positions from its padding index on."""
     shape = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 48}
     config = RobertaConfig(
@@ -521,7 +521,7 @@ def test_a_chat_is_read_as_in_training(chatting: PreTrainedTokenizerBase) -> Non
     assert texts[0] != texts[1]
 
 
-def test_parts_of_a_content_are_joined_and_calls_of_tools_need_none(
+def test_content_parts_are_joined_and_tool_calls_need_no_content(
     chatting: PreTrainedTokenizerBase,
 ) -> None:
     generator = TextGenerator(ours().eval(), chatting, max_new_tokens=4)
@@ -593,7 +593,7 @@ def test_options_that_cannot_be_meant(options: dict[str, Any], message: str) -> 
         (["the"], {"buffer_size": 0}, "buffer_size=0 must be at least 1"),
     ],
 )
-def test_what_cannot_be_continued(prompts: Any, arguments: dict[str, Any], message: str) -> None:
+def test_invalid_prompts_raise_an_error(prompts: Any, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         list(TextGenerator(gpt2().eval(), gpt2_like()).generate(prompts, **arguments))
 

@@ -92,11 +92,11 @@ def test_scores_and_n_best_lists_do_not_depend_on_batches() -> None:
         assert scores[0] == pytest.approx(scores[1], abs=1e-3)
 
 
-def test_dropout_is_off_whatever_mode_the_model_was_in() -> None:
+def test_dropout_is_off_even_if_the_model_was_training() -> None:
     assert toy_translator(toy_model().train())(SENTENCES) == toy_translator()(SENTENCES)
 
 
-def test_the_translations_are_those_of_the_model_and_in_the_order_of_the_input() -> None:
+def test_translations_are_correct_and_in_input_order() -> None:
     rows = toy_rows(40, seed=-3, longest=2)
     right = sum(
         translation == target
@@ -237,7 +237,7 @@ def test_a_line_of_ten_thousand_tokens_is_translated_alone_and_harms_no_other() 
     assert texts[1]
 
 
-def test_what_learned_positions_do_not_reach_is_left_empty_with_its_reason() -> None:
+def test_a_source_beyond_learned_positions_is_left_empty_with_a_reason() -> None:
     model = toy_model(position_embedding="learned", max_position_embeddings=40)
     translator = toy_translator(model)
     sentences = ["one two", "one " * 40, "four"]
@@ -294,7 +294,7 @@ def test_sources_have_a_limit_by_default(
     assert Translator(model, tokenizer, max_source_length=9).max_source_length == 9
 
 
-def test_a_model_that_does_not_know_how_outputs_begin_or_end() -> None:
+def test_a_model_without_start_or_end_token_raises_an_error() -> None:
     for missing, names in {
         ("eos_token_id",): "eos_token_id",
         ("bos_token_id", "decoder_start_token_id"): "decoder_start_token_id",
@@ -306,7 +306,7 @@ def test_a_model_that_does_not_know_how_outputs_begin_or_end() -> None:
             toy_translator(model)
 
 
-def test_what_is_too_long_is_skipped_or_cut_as_asked() -> None:
+def test_too_long_sources_are_skipped_or_cut() -> None:
     sentences = ["one two", "seven " * 30, "four"]
     length = len(toy_tokenizer()(sentences[1])["input_ids"])
     limits = {"max_source_length": 9, "num_beams": 1}
@@ -423,7 +423,7 @@ def foreign_models() -> dict[str, PreTrainedModel]:
 
 
 @pytest.mark.parametrize("name", ["marian", "bart", "t5"])
-def test_any_encoder_decoder_of_the_auto_classes_will_do(name: str, tmp_path) -> None:
+def test_any_encoder_decoder_of_the_auto_classes_translates(name: str, tmp_path) -> None:
     model = foreign_models()[name].eval()
     model.generation_config.max_length = 7  # as such checkpoints come; it must not cut translations
     model.save_pretrained(tmp_path)
@@ -528,7 +528,7 @@ def test_another_search_of_the_models_is_refused(field: dict[str, Any]) -> None:
         toy_translator(model)
 
 
-def test_what_generate_returns_may_be_any_of_its_kinds() -> None:
+def test_return_dict_in_generate_changes_no_translation() -> None:
     model = copy.deepcopy(toy_model())
     model.generation_config.update(return_dict_in_generate=True, output_scores=True)
     assert toy_translator(model)(SENTENCES[:4]) == toy_translator()(SENTENCES[:4])
@@ -539,7 +539,7 @@ def test_what_generate_returns_may_be_any_of_its_kinds() -> None:
     [{"encoder_repetition_penalty": 3.0}, {"exponential_decay_length_penalty": (1, 0.5)}],
     ids="".join,
 )
-def test_the_best_of_a_list_is_that_of_the_search_whatever_the_model_asks_for(field: dict[str, Any]) -> None:
+def test_the_best_of_an_n_best_list_is_the_search_result(field: dict[str, Any]) -> None:
     model = copy.deepcopy(toy_model())
     model.generation_config.update(**field)
     translator = toy_translator(model)
@@ -564,7 +564,7 @@ def test_a_generation_config_that_the_library_refuses(tmp_path, field):
         Translator.from_pretrained(tmp_path)(["one two"])
 
 
-def test_a_configuration_that_asks_for_tuples(tmp_path):
+def test_return_dict_false_changes_no_translation(tmp_path):
     save_toy_checkpoint(tmp_path)
     expected = Translator.from_pretrained(tmp_path)(["one two three"])
     path = tmp_path / "config.json"

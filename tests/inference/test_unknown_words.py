@@ -219,7 +219,7 @@ def test_the_command_replaces_unknown_words(tmp_path: Path, capfd) -> None:
     assert "the target tokenizer has no unknown token" in capfd.readouterr().err
 
 
-def test_the_text_between_two_copies_of_a_word_stays() -> None:
+def test_text_between_two_copies_of_a_word_is_kept() -> None:
     codec = TextCodec(word_tokenizer(), "target")
     known = word_tokenizer().convert_tokens_to_ids(KNOWN[0])
     weights = ((1.0, 0.0), (1.0, 0.0))

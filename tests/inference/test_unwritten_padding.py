@@ -44,7 +44,7 @@ def test_only_padding_that_is_never_written_is_left_out():
     assert unwritten_padding(made) == PADDING
 
 
-def test_scores_and_the_first_of_a_list_do_not_depend_on_it():
+def test_scores_and_the_best_translation_do_not_depend_on_padding():
     expected, found = translator(0), translator(12)
     pairs = [(source, "eins zwei") for source in SENTENCES]
     scores = [Scorer(each.model, *toy_tokenizers(False))(pairs) for each in (expected, found)]
@@ -74,7 +74,7 @@ def test_the_first_of_a_list_is_what_a_search_for_one_finds(options):
 
 
 @pytest.mark.parametrize("by_kernel", [False, True])
-def test_an_ensemble_hears_its_other_tokens(by_kernel, monkeypatch):
+def test_an_ensemble_ignores_unwritten_padding(by_kernel, monkeypatch):
     if not by_kernel:
         monkeypatch.setattr(ensemble_search, "_members", lambda *_: None)
     texts = []
@@ -84,7 +84,7 @@ def test_an_ensemble_hears_its_other_tokens(by_kernel, monkeypatch):
     assert texts[0] == texts[1]
 
 
-def test_a_teacher_does_not_teach_it():
+def test_teacher_logits_exclude_unwritten_padding():
     batch = toy_tokenizer()(SENTENCES, padding=True, return_tensors="pt")
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     inputs["labels"] = torch.randint(3, 300, (len(SENTENCES), 6))

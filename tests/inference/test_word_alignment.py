@@ -23,7 +23,7 @@ def translator(**options: Any) -> Translator:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"num_beams": 1}, {"num_beams": 4}, {"temperature": 0.5}])
-def test_they_are_those_of_the_aligner_for_the_same_texts(options: dict[str, Any]) -> None:
+def test_alignments_equal_those_of_the_aligner(options: dict[str, Any]) -> None:
     translations = list(translator(alignments=True, **options).translate(SENTENCES, n_best=1))
     pairs = [(translation.source, translation.text) for translation in translations]
     expected = Aligner(reversing_model(), toy_tokenizer(), layer=-1)(pairs)
@@ -37,7 +37,7 @@ def test_they_are_those_of_the_aligner_for_the_same_texts(options: dict[str, Any
 
 
 @pytest.mark.slow
-def test_each_hypothesis_has_its_own_and_texts_stay_as_they_are() -> None:
+def test_each_hypothesis_has_its_alignment_and_the_same_text() -> None:
     plain = list(translator().translate(SENTENCES, n_best=3))
     found = list(translator(alignments=True, max_tokens_per_batch=60).translate(SENTENCES, n_best=3))
     assert [[each.text for each in one.hypotheses] for one in found] == [
@@ -76,7 +76,7 @@ def test_models_of_the_library(name: str, tmp_path: Path) -> None:
     assert loaded.model.config._attn_implementation == implementation
 
 
-def test_what_contradicts_is_an_error() -> None:
+def test_contradictory_options_raise_an_error() -> None:
     class Lacking(TorchEngine):
         name = "lacking"
         supports = TorchEngine.supports - {"attention_of"}
@@ -89,7 +89,7 @@ def test_what_contradicts_is_an_error() -> None:
         next(Translator(toy_model(), toy_tokenizer(), num_beams=1, alignments=True).stream("one"))
 
 
-def test_the_command_writes_them(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_alignments(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     save_reversing_checkpoint(tmp_path / "model")
     (tmp_path / "in.txt").write_text("one two three\n\n")
     command = ["translate", "--model", str(tmp_path / "model"), "--input", str(tmp_path / "in.txt")]

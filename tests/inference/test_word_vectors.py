@@ -51,7 +51,7 @@ def test_a_reversed_text_has_its_words_in_their_order() -> None:
         ([(0, 1)], [(0, 1), (0, 1), (0, 1)], [[0, 1, 2]]),  # bytes of one character
     ],
 )
-def test_a_token_is_of_the_words_whose_characters_it_spells(
+def test_tokens_are_assigned_to_words_by_their_characters(
     spans: list[tuple[int, int]], offsets: list[tuple[int, int]], expected: list[list[int]]
 ) -> None:
     assert tokens_of_words(Sentence("one two", spans), offsets) == expected
@@ -66,7 +66,7 @@ def test_a_word_gets_one_vector_of_its_tokens(pooling: str, expected: list[float
     assert SUBTOKEN_POOLINGS[pooling](states).tolist() == expected
 
 
-def test_vectors_of_several_models_stand_side_by_side() -> None:
+def test_vectors_of_several_models_are_concatenated() -> None:
     parts = [
         [WordVectors(["a", "b"], torch.zeros(2, 3)), WordVectors([], torch.zeros(0, 3))],
         [WordVectors(["a", "b"], torch.ones(2, 1)), WordVectors([], torch.ones(0, 1))],

@@ -46,7 +46,7 @@ def weights_of(packed: dict) -> np.ndarray:
     return steps.reshape(packed["shape"]) / page.STEPS
 
 
-def test_the_weights_come_back() -> None:
+def test_the_page_holds_the_weights() -> None:
     maps = maps_of_pair(ENGLISH, GERMAN)
     held = data_of(attention_page(maps).html)
     assert [each["kind"] for each in held] == ["encoder", "decoder", "cross"]
@@ -57,12 +57,12 @@ def test_the_weights_come_back() -> None:
             np.testing.assert_allclose(weights_of(packed), expected.weights, atol=0.51 / page.STEPS)
 
 
-def test_words_are_left_out_where_each_token_is_one() -> None:
+def test_words_are_left_out_if_each_token_is_a_word() -> None:
     (held,) = data_of(attention_page([attention_map("encoder", tuple("ab"), tuple("ab")).words()]).html)
     assert held["words"] is None
 
 
-def test_texts_stay_texts() -> None:
+def test_markup_in_tokens_is_escaped() -> None:
     hostile = (
         "</script><script>x()</script>",
         "<!--",
@@ -83,7 +83,7 @@ def test_texts_stay_texts() -> None:
     made.encode()
 
 
-def test_nothing_is_asked_for_elsewhere() -> None:
+def test_the_page_loads_nothing_external() -> None:
     made = attention_page(maps_of_pair(ENGLISH, GERMAN)).html
     attributes = [
         value for _, given in Elements(made).tags for name, value in given.items() if name in ("src", "href")
@@ -110,7 +110,7 @@ def test_a_page_is_saved(tmp_path: Path) -> None:
         made.save(tmp_path / "none" / "page.html")
 
 
-def test_what_cannot_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_non_finite_or_too_many_weights_raise_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="no attention to show"):
         attention_page([])
     broken = attention_map("cross", GERMAN, ENGLISH)

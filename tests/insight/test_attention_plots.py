@@ -136,7 +136,7 @@ def test_a_layer_or_head_that_is_not_there_is_refused(layer, head, message):
         weights_of(a_map(), layer, head)
 
 
-def test_what_cannot_be_read_is_refused():
+def test_too_many_labels_or_heads_raise_an_error():
     many = ["a"] * (MOST_LABELS + 1)
     with pytest.raises(UserError, match=r"labels for up to 100 queries, not 101; shorten the text, join"):
         draw_heatmap(a_map(queries=many))

@@ -25,7 +25,7 @@ def write(folder: Path, history: list) -> Path:
     return folder
 
 
-def test_what_was_logged_is_drawn_at_its_update():
+def test_logged_values_are_drawn_at_their_updates():
     figure = draw_curves({"run": HISTORY})
     check_nothing_is_cut_off(figure)
     panels = {axes.get_title(): axes for axes in figure.axes if axes.get_visible()}
@@ -63,7 +63,7 @@ def test_a_run_is_reported_with_its_best(tmp_path, capsys):
     assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_that_goes_on_is_read_from_its_last_checkpoint(tmp_path):
+def test_an_unfinished_run_is_read_from_its_last_checkpoint(tmp_path):
     write(tmp_path / "checkpoint-20", HISTORY[:4])
     write(tmp_path / "checkpoint-10", HISTORY[:2])  # copied last
     assert read_history(tmp_path) == HISTORY[:4]
@@ -76,14 +76,14 @@ def test_a_run_that_goes_on_is_read_from_its_last_checkpoint(tmp_path):
         ([], "logged nothing that could be drawn"),
     ],
 )
-def test_nothing_to_draw_is_said(tmp_path, history, message):
+def test_a_run_without_curves_raises_an_error(tmp_path, history, message):
     if history is not None:
         write(tmp_path, history)
     with pytest.raises(UserError, match=message):
         draw_curves({"run": read_history(tmp_path)})
 
 
-def test_a_damaged_record_is_said(tmp_path, capsys):
+def test_a_damaged_trainer_state_raises_an_error(tmp_path, capsys):
     write(tmp_path, []).joinpath("trainer_state.json").write_text("{")
     assert run(["report", str(tmp_path)]) == 2
     assert f"{tmp_path}/trainer_state.json cannot be read" in capsys.readouterr().err
@@ -101,7 +101,7 @@ def drawn(figure, title):
     ]
 
 
-def test_runs_lie_over_each_other_in_a_colour_each():
+def test_each_run_is_drawn_in_its_own_colour():
     second = [{"step": 5, "loss": 9.0}, {"step": 5, "eval_loss": 8.0}]
     figure = draw_curves({"first": HISTORY, "二つ目": second})
     check_nothing_is_cut_off(figure)
@@ -144,7 +144,7 @@ def test_runs_are_named_by_their_folders_or_by_paths_where_these_are_equal(tmp_p
         ("hours", "against='hours' is unknown; expected updates or tokens"),
     ],
 )
-def test_what_runs_cannot_be_drawn_against(against, message):
+def test_invalid_x_axes_raise_an_error(against, message):
     with pytest.raises(UserError, match=message):
         draw_curves({"run": HISTORY}, against)
 

@@ -53,7 +53,7 @@ def test_latin_greek_and_arabic_need_no_other_font(installed, caplog):
     assert not caplog.records
 
 
-def test_each_font_has_what_those_before_it_lack(installed):
+def test_further_fonts_cover_the_missing_characters(installed):
     add(installed, "Toy Ethiopic", "አማ")
     add(installed, "Toy Letters", "abcአ中")
     assert families_for(["a አማ"]) == ["DejaVu Sans", "Toy Ethiopic"]
@@ -71,7 +71,7 @@ def test_ideographs_have_the_form_of_the_language(installed, text, font):
     assert families_for([text]) == ["DejaVu Sans", font]
 
 
-def test_what_no_font_has_is_said_in_one_line(installed, caplog):
+def test_characters_without_a_font_are_logged_in_one_line(installed, caplog):
     caplog.set_level(logging.WARNING)
     assert families_for(["ab አማ", "𓀀𓀁𓀂𓀃𓀄"]) == ["DejaVu Sans"]
     (record,) = caplog.records

@@ -57,7 +57,7 @@ def test_masks_are_those_of_the_definition():
         }
 
 
-def test_each_argument_moves_its_masks():
+def test_each_argument_changes_its_masks():
     base = attention_masks([16, 9], [6, 4], a_pattern())
 
     def moved(sources=(16, 9), targets=(6, 4), **fields) -> set[str]:

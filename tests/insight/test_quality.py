@@ -64,7 +64,7 @@ def test_models_of_a_role_share_a_colour_and_no_marker() -> None:
     assert second.get_marker() != small.get_marker()
 
 
-def test_the_metric_moves_the_points() -> None:
+def test_the_metric_selects_the_points() -> None:
     figure = draw_quality(MODELS, "chrf")
     assert figure.axes[0].get_ylabel() == "chrF2, with 95 % interval"
     assert points(figure, 1)[1] == ([2.0], [55.5])

@@ -39,7 +39,7 @@ def test_parameters_are_counted_to_the_last(values):
 
 @pytest.mark.parametrize("norm_order", ["pre", "post"])
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
-def test_what_a_layer_keeps_for_the_backward_pass(norm_order, stack):
+def test_activations_kept_by_a_layer_are_counted(norm_order, stack):
     shape = {"vocab_size": 500, "d_model": 256, "encoder_ffn_dim": 1024, "decoder_ffn_dim": 1024}
     shape |= {"encoder_attention_heads": 8, "decoder_attention_heads": 8, "norm_order": norm_order}
     tokens = torch.randint(4, 500, (16, 32))

@@ -68,7 +68,7 @@ def test_reasons_of_one_pattern() -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_each_field_moves_the_reasons(causal: bool) -> None:
+def test_each_field_changes_the_reasons(causal: bool) -> None:
     base = block_reasons(a_pattern(causal=causal), 32)
     for fields in (
         {"window_blocks": 5},
@@ -136,7 +136,7 @@ def test_the_legend_names_what_is_there() -> None:
         ({"num_heads": 33}, 8, r"at most 32 heads, not 33; plot the first few"),
     ],
 )
-def test_what_cannot_be_drawn(fields: dict[str, Any], num_blocks: int, message: str) -> None:
+def test_invalid_pattern_sizes_raise_an_error(fields: dict[str, Any], num_blocks: int, message: str) -> None:
     with pytest.raises(UserError, match=message):
         draw_sparse_pattern(a_pattern(**fields), num_blocks)
 

@@ -296,7 +296,9 @@ def test_searches_may_differ_and_the_mean_has_the_first(tmp_path: Path, caplog) 
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_averaged_is_refused_and_nothing_is_left(case: str, tmp_path: Path, capsys) -> None:
+def test_models_that_do_not_match_raise_an_error_and_leave_no_output(
+    case: str, tmp_path: Path, capsys
+) -> None:
     folders = [save_toy_checkpoint(tmp_path / name) for name in ("one", "other")]
     damage, message = REFUSED[case]
     damage(folders[1])
@@ -348,7 +350,7 @@ def test_a_folder_that_is_not_empty_is_not_written_into(tmp_path: Path, capsys) 
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
 
 
-def test_the_files_of_the_models_stay_as_they_are(tmp_path: Path) -> None:
+def test_averaging_does_not_change_the_input_files(tmp_path: Path) -> None:
     folders = several(tmp_path, count=2)
     before = {path: path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()}
     average(folders, tmp_path / "out")

@@ -185,7 +185,7 @@ def test_long_inputs_are_equal(case, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", ALL, ids=name_of)
-def test_the_way_there_and_back_keeps_every_bit(case, dtype: torch.dtype) -> None:
+def test_conversion_and_back_is_bit_identical(case, dtype: torch.dtype) -> None:
     theirs = build(case, dtype)
     name = format_of(type(theirs).__name__).name
     back = export(convert(theirs), name)
@@ -335,7 +335,7 @@ class OwnForward(nn.Transformer):
         (lambda: OwnForward(16, 4, 2, 2, 24), "with custom stacks is not supported"),
     ],
 )
-def test_what_torch_computes_otherwise_is_refused(made, message: str) -> None:
+def test_unsupported_torch_options_raise_an_error(made, message: str) -> None:
     with pytest.raises(UserError, match=message):
         convert(made())
 
@@ -374,7 +374,7 @@ def test_a_tensor_of_another_shape_is_named() -> None:
         convert(theirs)
 
 
-def test_what_is_trained_on_goes_on_in_training_mode() -> None:
+def test_conversion_keeps_the_training_mode_and_copies_the_weights() -> None:
     theirs = build(ENCODERS[4]).train()
     ours = convert(theirs)
     assert ours.training
@@ -430,7 +430,7 @@ def test_what_is_trained_on_goes_on_in_training_mode() -> None:
         ),
     ],
 )
-def test_what_cannot_be_converted(model, message: str) -> None:
+def test_unsupported_models_raise_an_error(model, message: str) -> None:
     with pytest.raises(UserError) as caught:
         convert(model())
     assert message in str(caught.value)
@@ -497,7 +497,9 @@ def with_two_biases() -> nn.Module:
         ({}, "xlnet", "unknown format 'xlnet'; choose one of marian, fsmt, bert"),
     ],
 )
-def test_what_cannot_be_converted_back(fields: dict[str, Any], to: str, message: str) -> None:
+def test_configurations_unsupported_by_the_target_raise_an_error(
+    fields: dict[str, Any], to: str, message: str
+) -> None:
     shape = {"vocab_size": 9, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
     with pytest.raises(UserError) as caught:
         export(VaswaniForConditionalGeneration(VaswaniConfig(**shape, **fields)), to)

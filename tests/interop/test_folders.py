@@ -117,7 +117,7 @@ def test_an_opus_checkpoint_goes_back_to_the_same_bits(marian: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_the_dtype_stays(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_the_dtype_is_kept(dtype: torch.dtype, tmp_path: Path) -> None:
     randomize(BertForMaskedLM(BertConfig(**BERT))).to(dtype).save_pretrained(tmp_path / "bert")
     convert_folder(str(tmp_path / "bert"), tmp_path / "ours")
     assert {tensor.dtype for tensor in load_file(tmp_path / "ours" / "model.safetensors").values()} == {dtype}
@@ -141,7 +141,7 @@ def test_a_bert_with_its_words(tmp_path: Path) -> None:
     torch.testing.assert_close(ours(**again).logits, theirs(**inputs).logits, atol=1e-5, rtol=1e-5)
 
 
-def test_another_architecture_reads_what_the_named_one_leaves(tmp_path: Path) -> None:
+def test_another_architecture_can_be_chosen_for_unused_weights(tmp_path: Path) -> None:
     """BERT's own checkpoints hold the head of both tasks, and name the class of one."""
     model = randomize(BertForPreTraining(BertConfig(**BERT)))
     model.save_pretrained(tmp_path / "bert")
@@ -196,7 +196,7 @@ def save_tiny_marian(folder: Path, **fields: Any) -> MarianMTModel:
     return model
 
 
-def test_a_small_model_has_room_for_the_positions_that_are_not_saved(tmp_path: Path) -> None:
+def test_positions_that_are_not_saved_do_not_count_as_missing_weights(tmp_path: Path) -> None:
     model = save_tiny_marian(tmp_path / "marian")
     saved = sum(weight.numel() for weight in load_file(tmp_path / "marian" / "model.safetensors").values())
     assert sum(weight.numel() for weight in model.parameters()) > 2 * saved
@@ -205,9 +205,7 @@ def test_a_small_model_has_room_for_the_positions_that_are_not_saved(tmp_path: P
 
 
 @pytest.mark.parametrize("fields", [{"max_position_embeddings": 2**20}, {"encoder_layers": 20}], ids=str)
-def test_no_room_is_made_for_more_positions_or_layers_than_belong_to_the_weights(
-    fields: dict[str, int], tmp_path: Path
-) -> None:
+def test_a_model_larger_than_its_weights_is_not_allocated(fields: dict[str, int], tmp_path: Path) -> None:
     save_tiny_marian(tmp_path / "marian")
     file = tmp_path / "marian" / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
@@ -239,7 +237,7 @@ def test_the_wrong_direction(direction: str, tmp_path: Path, capsys) -> None:
     assert expected in capsys.readouterr().err
 
 
-def test_what_cannot_be_converted_says_what_can(tmp_path: Path, capsys) -> None:
+def test_an_unsupported_model_raises_an_error_with_the_supported_ones(tmp_path: Path, capsys) -> None:
     BertLMHeadModel(BertConfig(**BERT, is_decoder=True)).save_pretrained(tmp_path / "bert")
     assert run(["convert", str(tmp_path / "bert"), str(tmp_path / "ours")]) == 2
     message = capsys.readouterr().err
@@ -307,7 +305,9 @@ def test_two_halves_share_no_embedding() -> None:
 
 @pytest.mark.parametrize("position_embedding", ["learned", "sinusoidal"])
 @pytest.mark.parametrize("scale_embedding", [False, True])
-def test_halves_compute_what_they_did(position_embedding: str, scale_embedding: bool) -> None:
+def test_combined_halves_give_the_same_outputs_as_before(
+    position_embedding: str, scale_embedding: bool
+) -> None:
     fields = {"position_embedding": position_embedding, "scale_embedding": scale_embedding}
     halves = encoder(**fields), decoder(**fields)
     model = combine(*halves).eval()

@@ -160,7 +160,7 @@ def test_searches_differ() -> None:
 
 
 @pytest.mark.parametrize("separate", [False, True])
-def test_a_folder_leaves_with_its_tokenizers(separate: bool, tmp_path: Path, capsys) -> None:
+def test_a_folder_is_exported_with_its_tokenizers(separate: bool, tmp_path: Path, capsys) -> None:
     folder, output = save_toy_checkpoint(tmp_path / "toy", separate), tmp_path / "marian"
     assert run(["convert", str(folder), str(output), "--to", "marian"]) == 0
     assert "VaswaniForConditionalGeneration → MarianMTModel" in capsys.readouterr().out
@@ -176,7 +176,7 @@ def test_a_folder_leaves_with_its_tokenizers(separate: bool, tmp_path: Path, cap
 
 
 @pytest.mark.parametrize("fields", MODELS.values(), ids=list(MODELS))
-def test_the_way_there_and_back(fields: dict[str, Any]) -> None:
+def test_export_and_conversion_back_restore_the_model(fields: dict[str, Any]) -> None:
     """It keeps every bit of the weights, with sines first; what had no bias has one of zeros."""
     ours = random_model(torch.float32, **fields)
     theirs = exported(ours)
@@ -201,7 +201,7 @@ def test_the_way_there_and_back(fields: dict[str, Any]) -> None:
     assert all(torch.equal(tensor, again[name]) for name, tensor in theirs.state_dict().items())
 
 
-def test_the_model_stays_as_it_was() -> None:
+def test_export_does_not_change_the_model() -> None:
     ours = random_model(attention_bias=False)
     state = {name: tensor.clone() for name, tensor in ours.state_dict().items()}
     config = ours.config.to_dict()
@@ -243,7 +243,7 @@ def test_texts_without_limit_do_not_fill_the_memory_with_positions(monkeypatch: 
     assert exported(random_model(max_position_embeddings=50)).config.max_position_embeddings == 50
 
 
-def test_few_positions_are_no_hindrance(tmp_path: Path) -> None:
+def test_a_model_with_few_positions_is_exported(tmp_path: Path) -> None:
     random_model(torch.float32, max_position_embeddings=4).save_pretrained(tmp_path / "ours")
     made = convert_folder(str(tmp_path / "ours"), tmp_path / "marian", to="marian")
     assert made.difference < 1e-4
@@ -251,7 +251,7 @@ def test_few_positions_are_no_hindrance(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_stays(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_half_precision_is_kept(dtype: torch.dtype, tmp_path: Path) -> None:
     random_model(dtype).save_pretrained(tmp_path / "ours")
     convert_folder(str(tmp_path / "ours"), tmp_path / "marian", to="marian")
     assert MarianMTModel.from_pretrained(tmp_path / "marian", dtype="auto").dtype == dtype
@@ -280,7 +280,9 @@ def test_half_precision_stays(dtype: torch.dtype, tmp_path: Path) -> None:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_marian_cannot_hold(fields: dict[str, Any], message: str, tmp_path: Path, capsys) -> None:
+def test_unsupported_fields_raise_an_error(
+    fields: dict[str, Any], message: str, tmp_path: Path, capsys
+) -> None:
     random_model(torch.float32, **fields).save_pretrained(tmp_path / "ours")
     assert run(["convert", str(tmp_path / "ours"), str(tmp_path / "marian"), "--to", "marian"]) == 2
     assert message in capsys.readouterr().err

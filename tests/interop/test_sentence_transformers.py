@@ -34,7 +34,7 @@ def encoders() -> dict[str, PreTrainedModel]:
 
 
 @pytest.mark.parametrize("kind", ["masked_lm", "pre_norm", "library"])
-def test_it_loads_a_checkpoint_and_gives_the_vectors_that_we_give(kind: str, tmp_path: Path) -> None:
+def test_sentence_transformers_gives_the_vectors_of_the_embedder(kind: str, tmp_path: Path) -> None:
     encoders()[kind].save_pretrained(tmp_path)
     train_tokenizer([" ".join(WORDS)] * 2, 300, purpose="masked").save_pretrained(tmp_path)
     theirs = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")

@@ -223,7 +223,7 @@ def test_no_mask_is_a_mask_that_shows_all(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_fits_into_the_window_is_the_original(name: str) -> None:
+def test_inputs_within_the_window_equal_the_dense_model(name: str) -> None:
     data = batch(length=12)
     expected = outputs_and_gradients(dense_model(name), data)
     assert_close(name, outputs_and_gradients(sparse_model(name), data), expected)
@@ -248,7 +248,7 @@ def test_every_self_attention_has_a_pattern_of_its_own(name: str) -> None:
     [{"block_size": 5}, {"window": 5}, {"num_global": 2}, {"num_random": 2}, {"seed": 1}],
     ids=str,
 )
-def test_every_option_moves_the_result(change: dict[str, int]) -> None:
+def test_every_option_changes_the_result(change: dict[str, int]) -> None:
     data = batch()
     results = [sparse_model("BertForMaskedLM", {**PATTERN, **more})(**data).logits for more in ({}, change)]
     assert not torch.allclose(*results, atol=1e-2)
@@ -322,7 +322,7 @@ def test_dropout_counts_in_a_training_step_that_continues_a_cache() -> None:
     "name", ["BertForMaskedLM", "BertLMHeadModel", "GPT2LMHeadModel", "LlamaForCausalLM"]
 )
 @pytest.mark.parametrize("where", ["argument", "configuration"])
-def test_attention_weights_are_the_patterns_when_asked_for(name: str, where: str, tmp_path: Path) -> None:
+def test_requested_attention_weights_follow_the_pattern(name: str, where: str, tmp_path: Path) -> None:
     model, data = sparse_model(name), batch(rows=1)
     expected = model(**data).logits
     if where == "configuration":
@@ -349,7 +349,7 @@ def test_attention_to_the_encoder_is_dense_and_has_weights() -> None:
 
 
 @pytest.mark.parametrize("name", ["BertLMHeadModel", "GPT2LMHeadModel"])
-def test_attention_to_another_sequence_is_that_of_the_dense_model(name: str) -> None:
+def test_cross_attention_equals_that_of_the_dense_model(name: str) -> None:
     data = batch()
     data["encoder_hidden_states"] = torch.randn(
         3, LENGTH, 32, dtype=torch.float64
@@ -371,7 +371,7 @@ def test_attention_to_another_sequence_is_that_of_the_dense_model(name: str) -> 
         ("LlamaForCausalLM", "attention_dropout"),
     ],
 )
-def test_dropout_moves_training_alone_and_checkpointing_changes_no_bit(name: str, field: str) -> None:
+def test_dropout_affects_only_training_and_checkpointing_is_bit_identical(name: str, field: str) -> None:
     data = batch()
     torch.testing.assert_close(sparse_model(name).train()(**data)[0], sparse_model(name)(**data)[0])
     model = sparse_model(name, **{field: 0.4}).double()
@@ -436,7 +436,7 @@ def run_in_another_process(script: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_another_process_opens_it_sparse_or_not_at_all(tmp_path: Path) -> None:
+def test_another_process_loads_a_sparse_model_as_sparse_or_fails(tmp_path: Path) -> None:
     model, data = sparse_model("BertForMaskedLM"), batch()
     model.save_pretrained(tmp_path)
     torch.save(data, tmp_path / "data.pt")
@@ -512,9 +512,7 @@ def test_sparsifying_again_gives_the_new_pattern() -> None:
 
 
 @pytest.mark.parametrize("name", ["BertForMaskedLM", "BartForConditionalGeneration"])
-def test_a_pattern_changed_in_the_configuration_is_refused_until_it_is_given(
-    name: str, tmp_path: Path
-) -> None:
+def test_changing_the_pattern_only_in_the_configuration_raises_an_error(name: str, tmp_path: Path) -> None:
     model, data = sparse_model(name), batch()
     model.config.sparse_window_blocks = 5
     message = r"config\.sparse_window_blocks was changed to 5, and the model uses 3; call vaswani\.sparsify"
@@ -545,7 +543,7 @@ def test_a_model_on_the_meta_device_becomes_sparse() -> None:
 
 
 @pytest.mark.parametrize("name", ["BertModel", "GPT2Model", "BartModel", "LlamaModel"])
-def test_a_checkpoint_that_does_not_say_how_its_layers_attend_is_looked_at(name: str, tmp_path: Path) -> None:
+def test_a_checkpoint_without_sparse_layers_is_inspected(name: str, tmp_path: Path) -> None:
     """As those of version 0.1.0, and configurations that are written by hand."""
     model, data = sparse_model(name), batch()
     model.save_pretrained(tmp_path)
@@ -566,7 +564,7 @@ def test_a_sparse_model_is_made_from_its_configuration() -> None:
         type(model)(transformers.GPT2Config(n_layer=1))
 
 
-def test_a_llama_that_looks_both_ways_is_sparse_both_ways() -> None:
+def test_a_bidirectional_llama_has_a_bidirectional_pattern() -> None:
     model, data = sparse_model("LlamaModel", is_causal=False), batch()
     assert not model.layers[0].self_attn.pattern.causal
     dense = dense_model("LlamaModel", is_causal=False)
@@ -776,7 +774,7 @@ def test_another_attention_implementation_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "gpt2", "bart", "llama", "electra", "phi"])
-def test_every_auto_class_that_knows_a_family_knows_its_sparse_one(family: str, tmp_path: Path) -> None:
+def test_sparse_families_are_registered_with_the_same_auto_classes(family: str, tmp_path: Path) -> None:
     names = transformers.models.auto.modeling_auto
     dense_config = transformers.AutoConfig.for_model(family)
     sparse_config = transformers.AutoConfig.for_model(f"vaswani_sparse_{family}")

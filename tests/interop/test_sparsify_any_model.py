@@ -235,7 +235,7 @@ def test_a_narrow_pattern_is_the_dense_model_under_its_mask(model_type: str, pad
 
 
 @pytest.mark.parametrize("model_type", SIZES)
-def test_a_token_is_moved_by_those_that_it_sees_and_by_no_others(model_type: str) -> None:
+def test_an_output_depends_only_on_visible_tokens(model_type: str) -> None:
     pattern = {**NARROW, "num_global": 0, "num_random": 0}
     stacks = {False: "get_encoder"} if model_type in BOTH else {model_type in DECODERS: "base_model"}
     for causal, stack in stacks.items():
@@ -386,7 +386,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_honoured_is_named_and_the_model_stays_as_it_was(what: str) -> None:
+def test_unsupported_models_raise_an_error_and_stay_unchanged(what: str) -> None:
     model_type, sizes, message = REFUSED[what]
     with torch.device("meta" if what == "several models" else "cpu"):
         model = dense_model(model_type, **sizes)
@@ -427,7 +427,7 @@ def test_a_deviation_that_no_argument_shows_is_noticed(what: str, monkeypatch: p
         sparsify(model)
 
 
-def test_a_trial_run_leaves_no_trace() -> None:
+def test_finding_attention_layers_changes_nothing() -> None:
     model = dense_model("bert", hidden_dropout_prob=0.5).train()
     model.embeddings.eval()
     modes = [module.training for module in model.modules()]
@@ -449,7 +449,7 @@ def test_a_model_in_half_precision_is_taken(model_type: str) -> None:
     assert difference.norm() < 0.1 * expected(**data)[0][shown].norm()
 
 
-def test_layers_are_found_out_where_the_configuration_does_not_name_them() -> None:
+def test_layers_missing_in_the_configuration_are_detected() -> None:
     model, data = sparsify(dense_model("marian"), **NARROW), batch("marian")
     model.config.sparse_layers = None
     other = AutoModel.from_config(model.config).eval()

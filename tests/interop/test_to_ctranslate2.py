@@ -219,7 +219,7 @@ def test_a_text_may_have_max_positions(tmp_path):
         ),
     ],
 )
-def test_what_the_engine_has_not_is_refused(fields, message, tmp_path):
+def test_unsupported_fields_raise_an_error(fields, message, tmp_path):
     tokenizers = toy_tokenizers()
     model = make(VaswaniForConditionalGeneration, len(tokenizers[0]), **fields)
     with pytest.raises(UserError, match=message):

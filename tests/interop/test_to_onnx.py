@@ -347,7 +347,7 @@ def test_a_folder_is_exported_to_int8_with_tokenizers_and_settings(
     assert 1e-3 < difference < 0.05 * np.abs(float32).max()
 
 
-def test_to_marian_writes_what_convert_writes(tmp_path, capsys):
+def test_export_to_marian_equals_convert(tmp_path, capsys):
     save_toy_checkpoint(tmp_path / "toy")
     assert run(["export", "--to", "marian", str(tmp_path / "toy"), str(tmp_path / "out")]) == 0
     assert "MarianMTModel as a MarianMT" in capsys.readouterr().out
@@ -455,7 +455,7 @@ def save_sentence_model(folder: Path, **fields: Any) -> Path:
 
 
 @pytest.mark.parametrize("to", ["onnx", "ctranslate2"])
-def test_what_follows_a_model_of_sentence_transformers_is_kept_and_told(to, tmp_path, capsys):
+def test_modules_of_sentence_transformers_are_kept_and_reported(to, tmp_path, capsys):
     folder = save_sentence_model(tmp_path / "model")
     assert run(["export", str(folder), str(tmp_path / "out"), "--to", to]) == 0
     told = capsys.readouterr().out

@@ -107,7 +107,7 @@ def test_one_query_of_a_causal_layer_sees_all_keys_before_it(calls: list) -> Non
     assert calls
 
 
-def test_a_number_that_is_not_finite_is_not_hidden() -> None:
+def test_non_finite_numbers_are_propagated() -> None:
     inputs = states(2, 2, 5, 6, 16)
     with torch.no_grad():
         inputs[0][1, 0, 2] = torch.nan
@@ -117,7 +117,9 @@ def test_a_number_that_is_not_finite_is_not_hidden() -> None:
 
 
 @pytest.mark.parametrize("case", ["float64", "narrow heads", "long", "no gradient", "no library"])
-def test_everything_else_is_left_to_others(case: str, calls: list, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_cases_fall_back_to_other_kernels(
+    case: str, calls: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if case == "no library":
         monkeypatch.setattr(attention_native, "library", lambda: None)
     length, width = 60 if case == "long" else 5, 12 if case == "narrow heads" else 16

@@ -199,7 +199,7 @@ def test_vocabularies(vocab_size: int) -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 9])
 @pytest.mark.parametrize("num_beams", [2, 5])
-def test_compiled_it_finds_the_same(rows: int, num_beams: int) -> None:
+def test_the_compiled_search_gives_the_same_result(rows: int, num_beams: int) -> None:
     """Up to the last digits of the scores."""
     assert_same(ending_model(), exact=False, **ragged(rows), num_beams=num_beams)
 
@@ -250,7 +250,7 @@ def test_hypotheses_of_equal_scores_are_equally_good() -> None:
     torch.testing.assert_close(actual.scores, expected.scores, rtol=1e-6, atol=1e-6)
 
 
-def test_the_form_of_what_it_returns() -> None:
+def test_the_output_has_the_type_of_the_library() -> None:
     model, options = ending_model(), {**ragged(), "num_beams": 3, "max_new_tokens": 9}
     bare = model.generate(**options)
     assert isinstance(bare, torch.Tensor)
@@ -302,7 +302,7 @@ def own_cache(model: Any) -> EncoderDecoderCache:
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_what_it_does_not_do_is_left_to_the_library(options: dict[str, Any]) -> None:
+def test_unsupported_options_fall_back_to_the_library(options: dict[str, Any]) -> None:
     model = ending_model()
     given = {name: value(model) if callable(value) else value for name, value in options.items()}
     arguments = {**ragged(), "num_beams": 3, "max_new_tokens": 6, "return_dict_in_generate": True}
@@ -312,12 +312,12 @@ def test_what_it_does_not_do_is_left_to_the_library(options: dict[str, Any]) -> 
         assert found.sequences.tolist() == model.generate(**arguments).sequences.tolist()
 
 
-def test_low_memory_is_the_librarys_error() -> None:
+def test_low_memory_raises_the_error_of_the_library() -> None:
     with pytest.raises(ValueError, match="low_memory"):
         ending_model().generate(**ragged(), num_beams=3, max_new_tokens=6, low_memory=True)
 
 
-def test_a_sparse_decoder_is_left_to_the_library() -> None:
+def test_a_sparse_decoder_falls_back_to_the_library() -> None:
     model = ending_model(decoder_attention="sparse", sparse_block_size=4)
     with patch.object(BeamSearch, "__init__", side_effect=AssertionError):
         model.generate(**ragged(), num_beams=3, max_new_tokens=6)

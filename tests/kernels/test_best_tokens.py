@@ -17,7 +17,7 @@ SIZES = [(61, 8), (64, 1), (8000, 8), (8003, 130), (300, 300), (5, 4), (1, 1), (
 
 @needs_compiler
 @pytest.mark.parametrize(("size", "count"), SIZES)
-def test_it_finds_what_topk_finds(size: int, count: int) -> None:
+def test_best_tokens_equal_topk(size: int, count: int) -> None:
     scores = 3 * torch.randn(7, size)
     with patch.object(module, "library", wraps=module.library) as asked:
         values, tokens = best_tokens(scores, count, normalize=False)

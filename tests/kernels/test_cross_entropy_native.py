@@ -56,7 +56,7 @@ def test_no_rows_have_no_loss(by: str) -> None:
     assert gradient.shape == (0, 9)
 
 
-def test_rows_that_lie_apart_are_read_as_they_are(by: str) -> None:
+def test_non_contiguous_rows_are_supported(by: str) -> None:
     logits, targets = torch.randn(20, 11).t(), torch.randint(20, (11,))
     expected, of_gradient = exactly(logits, targets, 0.9)
     loss, gradient = cross_entropy_and_gradient(logits, targets, share=0.9, wants_gradient=True)
@@ -65,7 +65,7 @@ def test_rows_that_lie_apart_are_read_as_they_are(by: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_large_logits_and_those_of_minus_infinity(by: str, dtype: torch.dtype) -> None:
+def test_large_and_infinitely_negative_logits_give_finite_results(by: str, dtype: torch.dtype) -> None:
     logits = torch.tensor([[3e4, 3e4, -3e4, -math.inf, 0.0] * 5], dtype=dtype)
     loss, gradient = cross_entropy_and_gradient(logits, torch.tensor([1]), share=1.0, wants_gradient=True)
     assert loss == pytest.approx(math.log(10), rel=1e-3)
@@ -77,9 +77,7 @@ def test_large_logits_and_those_of_minus_infinity(by: str, dtype: torch.dtype) -
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 @pytest.mark.parametrize("place", [0, 7, 18])
-def test_a_number_that_is_not_finite_is_not_hidden(
-    by: str, number: float, place: int, dtype: torch.dtype
-) -> None:
+def test_non_finite_numbers_are_propagated(by: str, number: float, place: int, dtype: torch.dtype) -> None:
     logits = torch.randn(3, 19).to(dtype)
     logits[1, place] = number
     loss, gradient = cross_entropy_and_gradient(

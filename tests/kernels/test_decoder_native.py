@@ -128,7 +128,7 @@ def another_activation(model: Any) -> None:
 
 
 @pytest.mark.parametrize("change", [add_hook, replace_module, quantize_one, another_activation])
-def test_what_it_does_not_compute_is_left_to_others(change: Any) -> None:
+def test_changed_models_fall_back_to_the_modules(change: Any) -> None:
     model, data = model_of(), batch(rows=3)
     before = generated(model, data, num_beams=3)
     change(model)
@@ -138,7 +138,7 @@ def test_what_it_does_not_compute_is_left_to_others(change: Any) -> None:
     assert after != before
 
 
-def test_other_dtypes_and_widths_are_left_to_others() -> None:
+def test_other_dtypes_and_widths_are_not_computed_natively() -> None:
     assert can_compute(model_of())
     assert not can_compute(model_of().double())
     assert not can_compute(model_of().bfloat16())
@@ -156,7 +156,7 @@ def test_without_a_compiler_pytorch_computes() -> None:
     assert scores == pytest.approx(expected[1], rel=1e-4)
 
 
-def test_a_model_that_overflows_still_says_so() -> None:
+def test_a_model_that_overflows_raises_an_error() -> None:
     model, data = model_of(), batch(rows=3)
     model.lm_head.weight = torch.nn.Parameter(torch.full_like(model.lm_head.weight, float("nan")))
     step_logits = []
@@ -218,5 +218,5 @@ def test_the_cache_may_move_between_steps(num_beams: int) -> None:
     assert scores == pytest.approx(expected_scores, rel=1e-4) if scores else expected_scores is None
 
 
-def test_a_search_asks_for_it_first() -> None:
+def test_a_search_prefers_the_native_decoder() -> None:
     assert search.can_compute is can_compute

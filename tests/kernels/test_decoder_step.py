@@ -238,7 +238,7 @@ CHANGES = [
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("num_beams", [1, 3])
-def test_what_somebody_changed_takes_effect(change: Any, num_beams: int) -> None:
+def test_changes_to_the_model_take_effect(change: Any, num_beams: int) -> None:
     model, data = tiny_model(decoder_layers=3).double(), batch(rows=3)
     before = generated(model, data, num_beams=num_beams)
     change(model)
@@ -302,7 +302,7 @@ def test_the_reference_is_not_replaced(implementation: str) -> None:
     assert counted.called == (implementation == "sdpa")
 
 
-def test_autocast_and_float16_are_left_to_the_modules() -> None:
+def test_autocast_and_float16_fall_back_to_the_modules() -> None:
     data = batch(rows=3)
     with steps() as counted, torch.autocast("cpu", torch.bfloat16):
         generated(tiny_model(), data)
@@ -312,7 +312,7 @@ def test_autocast_and_float16_are_left_to_the_modules() -> None:
     assert not counted.called
 
 
-def test_a_prompt_with_padding_is_left_to_the_modules() -> None:
+def test_a_prompt_with_padding_falls_back_to_the_modules() -> None:
     model, data = tiny_model(), batch(rows=2)
     prompt = torch.tensor([[0, 1, 9], [1, 7, 9]])
     options = {"decoder_input_ids": prompt, "decoder_attention_mask": (prompt != 0).long()}
@@ -323,7 +323,7 @@ def test_a_prompt_with_padding_is_left_to_the_modules() -> None:
         assert generated(model, data, **options) == found
 
 
-def test_it_belongs_to_our_models_alone() -> None:
+def test_a_plain_forward_call_does_not_use_the_fast_step() -> None:
     assert VaswaniForConditionalGeneration.forward.__wrapped__
     model = tiny_model()
     data = batch(rows=2)

@@ -28,7 +28,7 @@ def test_elements_are_dropped_independently(by: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("shape", [(), (1,), (3, 5, 7), (0, 4)])
-def test_gradients_go_where_values_went(by: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_gradients_pass_only_through_kept_values(by: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     states = torch.ones(shape, dtype=dtype, requires_grad=True)
     output = dropout(states, 0.4)
     output.backward(torch.ones_like(output))
@@ -72,7 +72,7 @@ def test_the_seed_decides(by: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(), (1,), (1023,), (8, 1025), (0, 4), (300, 257)])
 @pytest.mark.parametrize("p", [1e-5, 0.1, 0.5, 0.99999])
-def test_both_ways_give_the_same_bits(
+def test_native_and_plain_dropout_are_bit_identical(
     shape: tuple[int, ...], dtype: torch.dtype, p: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that is resumed where there is no compiler goes on as it would have."""

@@ -94,7 +94,7 @@ def test_processors_of_the_caller() -> None:
     assert records.shapes == [(5, 61)] * 5
 
 
-def test_a_processor_may_keep_what_it_got() -> None:
+def test_scores_kept_by_a_processor_are_not_overwritten() -> None:
     """The next step does not overwrite it."""
 
     class Keeps(Records):
@@ -117,7 +117,7 @@ def test_scores_that_are_not_finite_are_still_found() -> None:
         finite.check(model)
 
 
-def test_a_streamer_gets_what_the_librarys_loop_gives() -> None:
+def test_a_streamer_receives_the_same_calls_as_from_the_library() -> None:
     class Streamer(BaseStreamer):
         def __init__(self) -> None:
             self.calls: list[Any] = []
@@ -155,7 +155,7 @@ def test_copies_of_a_source() -> None:
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_what_it_does_not_do_is_left_to_the_library(options: dict[str, Any]) -> None:
+def test_unsupported_options_fall_back_to_the_library(options: dict[str, Any]) -> None:
     model, arguments = ending_model(), {**ragged(), "max_new_tokens": 6}
     given = {name: value(model) if callable(value) else value for name, value in options.items()}
     with patch.object(greedy_search, "greedy_search", side_effect=AssertionError):

@@ -75,7 +75,7 @@ def test_the_products_of_the_loss_multiply_few_shapes_and_add_in_float32() -> No
 
 
 @pytest.mark.parametrize("case", ["no autocast", "float16", "few rows", "no parameter"])
-def test_everything_else_is_left_to_others(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_cases_fall_back(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(half_products._HalfLinear, "apply", lambda *given: pytest.fail("it computes"))
     layer = Linear(16, 8)
     states = torch.randn(3 if case == "few rows" else 80, 16)

@@ -35,7 +35,7 @@ def reference(linear: nn.Linear, states: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(1, 1), (5, 3), (300,)])
 @torch.no_grad()
-def test_it_computes_its_definition(shape: tuple[int, ...], bias: bool) -> None:
+def test_int8_linear_equals_its_reference(shape: tuple[int, ...], bias: bool) -> None:
     linear, states = nn.Linear(96, 80, bias), torch.randn(*shape, 96)
     output = Int8Linear(linear)(states)
     expected = reference(linear, states)
@@ -97,7 +97,7 @@ def test_only_large_layers_change_and_embeddings_stay(monkeypatch: pytest.Monkey
     assert torch.equal(changed.get_input_embeddings().weight, before)
 
 
-def test_what_it_cannot_do_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_models_and_processors_raise_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(UserWarning, match="quantization=int8 changes nothing: no linear layer"):
         quantize(tiny_model(), "int8")
     with pytest.raises(UserError, match="works on the CPU in float32; the model is on cpu in bfloat16"):
@@ -163,6 +163,6 @@ def test_other_models_are_quantized_when_they_are_loaded(
 
 
 @pytest.mark.parametrize("engine", ["ctranslate2", "onnx"])
-def test_other_engines_name_their_own_way(engine: str, tmp_path: Path) -> None:
+def test_other_engines_refuse_int8_quantization_at_load_time(engine: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"quantization=int8 has no effect with engine={engine}, whose types"):
         Translator.from_pretrained(tmp_path, engine=engine, quantization="int8")

@@ -107,7 +107,7 @@ def test_no_link_is_followed_to_the_folder(source: Path, answer: Callable[[], tu
     assert str(folder) in warnings[0]
 
 
-def test_whatever_the_umask_nobody_else_can_read_or_write(
+def test_cache_files_are_private_for_any_umask(
     source: Path, answer: Callable[[], tuple[int, list[str]]]
 ) -> None:
     mask = os.umask(0)
@@ -124,7 +124,7 @@ def test_whatever_the_umask_nobody_else_can_read_or_write(
     assert library.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_folder_that_cannot_be_written_is_told_once_and_code_that_lies_there_is_loaded(
+def test_an_unwritable_folder_gives_one_warning_and_its_libraries_load(
     source: Path, monkeypatch: pytest.MonkeyPatch, answer: Callable[[], tuple[int, list[str]]]
 ) -> None:
     answer()
@@ -139,7 +139,7 @@ def test_a_folder_that_cannot_be_written_is_told_once_and_code_that_lies_there_i
     assert not Path("relative").exists()
 
 
-def test_what_does_not_load_is_not_kept(
+def test_a_library_that_does_not_load_is_deleted(
     source: Path, monkeypatch: pytest.MonkeyPatch, answer: Callable[[], tuple[int, list[str]]]
 ) -> None:
     compiler = source.with_name("compiler")
@@ -152,7 +152,7 @@ def test_what_does_not_load_is_not_kept(
     assert not libraries(source)
 
 
-def test_a_compiler_that_hangs_is_stopped_with_all_that_it_started(
+def test_a_hanging_compiler_is_stopped_with_its_child_processes(
     source: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     compiler, started = source.with_name("compiler"), source.with_name("pid")

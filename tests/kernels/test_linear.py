@@ -62,7 +62,7 @@ def test_outputs_and_gradients_equal_those_of_pytorch(
 
 @pytest.mark.skipif(not is_available(), reason="this PyTorch has no oneDNN, or no MKL")
 @pytest.mark.parametrize("frozen", ["states", "weight"])
-def test_what_is_frozen_gets_no_gradient(frozen: str, maker: str, products: list) -> None:
+def test_frozen_tensors_get_no_gradient(frozen: str, maker: str, products: list) -> None:
     layer, states = Linear(8, 8), torch.randn(MIN_ROWS, 8, requires_grad=frozen != "states")
     layer.weight.requires_grad_(frozen != "weight")
     layer(states).sum().backward()
@@ -77,9 +77,7 @@ def test_what_is_frozen_gets_no_gradient(frozen: str, maker: str, products: list
 @pytest.mark.parametrize(
     "case", ["few rows", "small product", "float64", "bfloat16", "autocast", "switched off"]
 )
-def test_everything_else_is_left_to_pytorch(
-    case: str, products: list, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_cases_fall_back_to_pytorch(case: str, products: list, monkeypatch: pytest.MonkeyPatch) -> None:
     if case == "small product":
         monkeypatch.setattr(onednn, "MIN_MULTIPLICATIONS", MIN_ROWS * 8 * 8 + 1)
     dtype = {"float64": torch.float64, "bfloat16": torch.bfloat16}.get(case, torch.float32)

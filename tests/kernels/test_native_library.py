@@ -35,7 +35,7 @@ def libraries(source: Path) -> list[Path]:
     return sorted(source.parent.glob("cache/vaswani/*.so"))
 
 
-def test_it_is_compiled_once_and_anew_when_it_changes(source: Path) -> None:
+def test_a_source_is_compiled_once_and_again_after_a_change(source: Path) -> None:
     assert native_library(source).answer() == 42
     (first,) = libraries(source)
     made = first.stat().st_mtime_ns
@@ -60,7 +60,7 @@ def test_structures_of_other_sizes_are_refused(source: Path) -> None:
         native_library(source, structures=[_Pair])
 
 
-def test_several_compile_it_at_a_time(source: Path) -> None:
+def test_concurrent_compilations_share_one_library(source: Path) -> None:
     with ThreadPoolExecutor(6) as pool:
         assert [each.answer() for each in pool.map(native_library, [source] * 6)] == [42] * 6
     assert len(libraries(source)) == 1
@@ -75,7 +75,7 @@ def test_the_compiler_can_be_chosen(source: Path, monkeypatch: pytest.MonkeyPatc
     assert len(libraries(source)) == 2
 
 
-def test_a_compiler_that_fails_is_told(source: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_compiler_failure_is_logged(source: Path, caplog: pytest.LogCaptureFixture) -> None:
     source.write_text("this is no C++")
     assert native_library(source) is None
     assert "answer.cpp could not be compiled" in caplog.text
@@ -85,7 +85,7 @@ def test_a_compiler_that_fails_is_told(source: Path, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false", "c++ 'no end"])
-def test_a_compiler_that_is_none(
+def test_an_invalid_compiler_is_logged(
     compiler: str, source: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CXX", compiler)
@@ -104,7 +104,7 @@ def test_a_compiler_that_is_none(
         ("compiler", "there is no C\\+\\+ compiler"),
     ],
 )
-def test_where_it_cannot_be_nothing_is_run(
+def test_unavailable_compilation_starts_no_compiler(
     obstacle: str,
     reason: str,
     source: Path,
@@ -160,7 +160,7 @@ print(sparse_native.library() is None, output.sum().item(), *(each.grad.norm().i
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_without_it_sparse_attention_computes_the_same() -> None:
+def test_sparse_attention_gives_the_same_results_without_the_library() -> None:
     results = []
     for switch in ("1", "0"):
         environment = {**os.environ, "VASWANI_COMPILE": switch}

@@ -48,7 +48,7 @@ def test_ever_new_shapes_take_no_more_memory(place: str) -> None:
     assert growth < 60e6  # with as many shapes in the caches as there are by default it is over 300 MB
 
 
-def test_a_limit_that_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_limit_set_by_the_user_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in onednn.CACHE_LIMITS:
         monkeypatch.setenv(name, "7")
     onednn._bound_caches()

@@ -49,7 +49,7 @@ class _Adapted(Linear):
     """What an adapter or a quantized layer is: a linear layer of another kind."""
 
 
-def test_only_what_gains_is_packed() -> None:
+def test_only_suitable_linear_layers_are_packed() -> None:
     gains = Linear(512, 512)
     replaced = Linear(512, 512)
     replaced.forward = lambda states: states  # type: ignore[method-assign]
@@ -60,7 +60,7 @@ def test_only_what_gains_is_packed() -> None:
 
 
 @pytest.mark.parametrize("case", ["gradients", "few rows", "autocast", "switched off"])
-def test_nothing_is_packed_where_it_would_harm(case: str) -> None:
+def test_nothing_is_packed_with_gradients_few_rows_or_autocast(case: str) -> None:
     layer = Linear(512, 512)
     switched_off = torch.backends.mkldnn.flags(enabled=False) if case == "switched off" else nullcontext()
     autocast = torch.autocast("cpu", torch.bfloat16) if case == "autocast" else nullcontext()

@@ -88,6 +88,6 @@ def test_dropout_drops_as_much() -> None:
     assert abs(losses[0].mean() - losses[1].mean()) < 4 * (losses[0].var() / 20 + losses[1].var() / 20) ** 0.5
 
 
-def test_every_kernel_is_active_here_or_says_why_not() -> None:
+def test_every_kernel_is_active_or_gives_a_reason() -> None:
     for name, reason in active_kernels().items():
         assert reason is None or len(reason) > 10, name

@@ -116,7 +116,7 @@ def test_outputs_and_gradients_equal_those_of_pytorch(bias: bool, layout: str, p
 
 
 @pytest.mark.parametrize("frozen", ["states", "weight"])
-def test_what_is_frozen_gets_no_gradient(frozen: str, products: list) -> None:
+def test_frozen_tensors_get_no_gradient(frozen: str, products: list) -> None:
     layer, states = Linear(8, 8), torch.randn(MIN_ROWS, 8, requires_grad=frozen != "states")
     layer.weight.requires_grad_(frozen != "weight")
     layer(states).sum().backward()
@@ -126,9 +126,7 @@ def test_what_is_frozen_gets_no_gradient(frozen: str, products: list) -> None:
 
 
 @pytest.mark.parametrize("case", ["few rows", "small", "float64", "autocast", "no library", "packed weights"])
-def test_everything_else_is_left_to_others(
-    case: str, products: list, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_cases_fall_back(case: str, products: list, monkeypatch: pytest.MonkeyPatch) -> None:
     if case == "small":
         monkeypatch.setattr(products_native, "MIN_MULTIPLICATIONS", MIN_ROWS * 512 * 512 + 1)
     if case == "no library":

@@ -33,7 +33,7 @@ def projected_loss(states: torch.Tensor, weight: torch.Tensor, loss: TokenLoss) 
 
 
 @pytest.mark.parametrize("rows_at_a_time", [1, 4, 5, 1000])
-def test_chunks_add_up_to_the_whole_with_its_gradients(inputs, rows_at_a_time, monkeypatch):
+def test_chunks_give_the_loss_and_gradients_of_the_whole(inputs, rows_at_a_time, monkeypatch):
     states, weight, kept, targets = inputs
     monkeypatch.setattr(module, "rows_per_chunk", lambda rows, weight: rows_at_a_time)
     seen = []
@@ -51,7 +51,7 @@ def test_chunks_add_up_to_the_whole_with_its_gradients(inputs, rows_at_a_time, m
     assert sum(given for _, given in seen) == len(targets)
 
 
-def test_nothing_kept_is_no_loss(inputs):
+def test_without_kept_tokens_the_loss_is_zero(inputs):
     states, weight, kept, _ = inputs
     loss = projected_loss(
         states, weight, TokenLoss(torch.zeros_like(kept), lambda logits, rows: logits.sum())
@@ -174,7 +174,7 @@ def test_the_cross_entropy_of_logits_is_pytorchs(kept: str, smoothing: float, dt
 
 
 @pytest.mark.parametrize("label", [2000, -1])
-def test_a_label_that_is_no_token_is_told(label: int) -> None:
+def test_a_label_outside_the_vocabulary_raises_an_error(label: int) -> None:
     labels = torch.tensor([3, label])
     with pytest.raises(IndexError, match=str(label)):
         module.summed_cross_entropy(torch.randn(2, 2000), labels)

@@ -40,7 +40,7 @@ def test_a_slot_runs_its_kernel_where_there_is_one():
     assert (double(3), double.plain(3)) == (6, 6)
 
 
-def test_a_kernel_goes_before_what_computed_until_then():
+def test_a_later_kernel_takes_precedence():
     @KernelSlot
     def name_of(number):
         return "plain"

@@ -57,7 +57,7 @@ def test_outputs_and_gradients_equal_the_reference(name: str) -> None:
     torch.testing.assert_close(alone, results[0][0])
 
 
-def test_without_a_mask_the_module_says_whether_later_keys_show() -> None:
+def test_without_a_mask_is_causal_of_the_module_decides() -> None:
     inputs = states(queries=6, keys=6)
     visible = torch.ones(6, 6, dtype=torch.bool).tril()
     actual, _ = short_attention_forward(module(is_causal=True), *inputs, None, scaling=0.3)
@@ -82,7 +82,7 @@ def test_dropout_equals_the_reference_with_the_same_choice(name: str) -> None:
         torch.testing.assert_close(mine, reference)
 
 
-def test_it_is_taken_where_it_gains() -> None:
+def test_short_attention_is_used_only_where_it_is_faster() -> None:
     def gains(queries: int, keys: int, dropout: float = 0.0, dtype=torch.float32, mask=None) -> bool:
         query, key, _ = states(queries=queries, keys=keys, dtype=dtype)
         return gains_from_short_attention(query, key, mask, dropout)
@@ -98,7 +98,9 @@ def test_it_is_taken_where_it_gains() -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"attention_dropout": 0.3}])
-def test_layers_take_it_in_training(fields: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_use_short_attention_in_training(
+    fields: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
 
     def record(*arguments, **options):
@@ -116,7 +118,7 @@ def test_layers_take_it_in_training(fields: dict[str, float], monkeypatch: pytes
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
-def test_the_beams_of_a_step_take_it(num_beams: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beam_search_steps_use_short_attention(num_beams: int, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes: list[tuple[int, ...]] = []
 
     def record(module: nn.Module, query: torch.Tensor, *arguments, **options):

@@ -85,7 +85,7 @@ def test_divergence_and_gradient_equal_those_of_float64(
     assert torch.equal(alone, found(logits, teacher, tokens, temperature)[0])
 
 
-def test_what_does_not_fit_together_is_told(by: str) -> None:
+def test_mismatched_shapes_and_tokens_raise_an_error(by: str) -> None:
     logits = torch.randn(4, 9)
     teacher, tokens = targets(4, 9, 3)
     assert tokens is not None
@@ -110,7 +110,7 @@ def test_no_rows_have_no_divergence(by: str, count: int | str | None) -> None:
     assert gradient.shape == (0, 9)
 
 
-def test_rows_that_lie_apart_are_read_as_they_are(by: str) -> None:
+def test_non_contiguous_rows_are_supported(by: str) -> None:
     logits = torch.randn(20, 11).t()
     teacher, tokens = targets(11, 20, 3)
     assert tokens is not None
@@ -150,7 +150,7 @@ def test_logits_of_minus_infinity_where_the_teacher_has_none_add_nothing(
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 @pytest.mark.parametrize("place", [0, 7, 18])
 @pytest.mark.parametrize("dtype", TOLERANCES)
-def test_a_number_that_is_not_finite_is_not_hidden(
+def test_non_finite_student_logits_are_propagated(
     by: str, number: float, place: int, count: int | str | None, dtype: torch.dtype
 ) -> None:
     teacher, tokens = targets(2, 19, count)
@@ -163,7 +163,7 @@ def test_a_number_that_is_not_finite_is_not_hidden(
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("place", [0, -1])
-def test_a_teacher_that_is_no_number_is_not_hidden(by: str, place: int, count: int | str | None) -> None:
+def test_nan_of_the_teacher_is_propagated(by: str, place: int, count: int | str | None) -> None:
     teacher, tokens = targets(2, 19, count)
     teacher[1, place] = math.nan
     loss, _ = found(torch.randn(2, 19), teacher, tokens)

@@ -120,7 +120,7 @@ def test_rows_that_see_all_are_the_same_apart(
     assert_equal(apart, together, inputs)
 
 
-def test_rows_that_see_all_are_apart_where_they_are_much_longer_than_the_others() -> None:
+def test_global_rows_are_computed_separately_in_long_sequences() -> None:
     pattern = SparsePattern(num_heads=2)  # 2 + 3 + 3 blocks
     assert [sparse_flex._num_dense_rows(pattern, blocks, 0.0) for blocks in (1, 32, 33)] == [0, 0, 2]
     assert sparse_flex._num_dense_rows(pattern, 33, 0.1) == 0
@@ -260,7 +260,7 @@ def test_dropout_changes_nothing_on_average() -> None:
 
 
 @pytest.mark.parametrize("dropout", [0.1, 0.5])
-def test_what_is_kept_is_a_fair_draw_in_every_direction(dropout: float) -> None:
+def test_dropout_decisions_are_independent_along_every_axis(dropout: float) -> None:
     shape = torch.empty(4, 4, 128, 128)
     draw, other = (
         kept(torch.tensor(seed), shape, dropout).double() - (1 - dropout) for seed in (12345, 12346)
@@ -281,7 +281,7 @@ def fresh_compiler() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-def test_a_compiled_model_goes_around_it() -> None:
+def test_a_compiled_model_skips_the_flex_kernel() -> None:
     pattern = SparsePattern(num_heads=2, block_size=16)
     query, key, value = (tensor.detach() for tensor in states(1, 2, 100, 8))
 
@@ -363,13 +363,13 @@ def test_on_the_gpu_memory_grows_with_the_length_alone(causal: bool, dropout: fl
 
 
 @needs_a_gpu
-def test_on_the_gpu_a_head_that_is_too_narrow_is_left_to_another_kernel() -> None:
+def test_on_the_gpu_too_narrow_heads_fall_back_to_another_kernel() -> None:
     inputs = [tensor.detach().cuda() for tensor in states(1, 2, 100, 4, torch.float32)]
     pattern = SparsePattern(num_heads=2, block_size=16)
     actual = sparse_flex.attend_on_cuda(attend_by_pattern.plain, *inputs, pattern, None, 0.5, 0.0)
     torch.testing.assert_close(actual, dense_reference(*inputs, pattern))
 
 
-def test_what_is_not_on_a_gpu_is_left_to_another_kernel() -> None:
+def test_cpu_tensors_fall_back_to_another_kernel() -> None:
     query = torch.randn(1, 2, 8, 16)
     assert sparse_flex.attend_on_cuda(lambda *arguments: arguments, query, 1, 2) == (query, 1, 2)

@@ -89,7 +89,7 @@ def test_global_tokens_that_fill_no_block() -> None:
     assert_equal_to_dense(SparsePattern(2, SIZE, global_blocks=0, global_tokens=5), 300, "holes")
 
 
-def test_whole_blocks_in_one_piece_are_read_and_written_where_they_lie() -> None:
+def test_contiguous_states_give_bit_identical_results() -> None:
     """The same numbers as from states whose heads lie behind the tokens, bit by bit."""
     pattern = SparsePattern(2, SIZE)
     apart = states(2, 2, 10 * SIZE, SIZE, torch.float32)
@@ -164,7 +164,7 @@ def test_large_scores_overflow_nowhere(score: float) -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_no_number_shows(bad: float) -> None:
+def test_non_finite_keys_reach_only_the_rows_that_see_them(bad: float) -> None:
     """In all rows that see it, and in no other."""
     pattern = SparsePattern(1, SIZE, global_blocks=0, random_blocks=0)
     query, key, value = (each.detach() for each in states(1, 1, 10 * SIZE, SIZE, torch.float32))
@@ -176,7 +176,7 @@ def test_what_is_no_number_shows(bad: float) -> None:
     assert not rows[7:].any()
 
 
-def test_rows_that_see_nothing_are_zero_and_move_nothing() -> None:
+def test_fully_masked_rows_are_zero_and_get_no_gradient() -> None:
     inputs, mask = states(2, 2, 100, SIZE, torch.float32), torch.ones(2, 100)
     mask[1] = 0
     output, *gradients = with_gradients(sparse_attention, inputs, SparsePattern(2, SIZE), mask)
@@ -246,7 +246,7 @@ def test_dropout_drops_independently() -> None:
     assert abs(keep.mean()) < 10 * deviation
 
 
-def test_dropout_hangs_on_the_global_seed_alone() -> None:
+def test_dropout_depends_only_on_the_global_seed() -> None:
     pattern, inputs = SparsePattern(2, SIZE), states(2, 2, 100, SIZE, torch.float32)
     before, runs = torch.get_num_threads(), []
     try:
@@ -274,7 +274,7 @@ def test_dropout_hangs_on_the_global_seed_alone() -> None:
         (torch.float32, SIZE, SIZE + 4, False),
     ],
 )
-def test_what_it_cannot_compute_is_left_to_the_plain_path(
+def test_unsupported_inputs_use_the_plain_path(
     dtype: torch.dtype, size: int, width: int, expected: bool
 ) -> None:
     query = torch.empty(1, 2, 100, width, dtype=dtype)
@@ -282,7 +282,7 @@ def test_what_it_cannot_compute_is_left_to_the_plain_path(
     assert not sparse_native.can_compute(query[:0], SparsePattern(2, size))
 
 
-def test_the_plain_path_computes_what_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plain_path_equals_dense_attention_for_other_block_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = partial(sparse_native.attend_natively, attend_by_pattern.plain)
     monkeypatch.setattr(attend_by_pattern, "kernel", kernel)
     pattern, inputs = SparsePattern(2, SIZE + 1), states(1, 2, 100, SIZE)
@@ -290,7 +290,7 @@ def test_the_plain_path_computes_what_it_cannot(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_operator_is_well_made(causal: bool) -> None:
+def test_the_operator_passes_opcheck(causal: bool) -> None:
     """PyTorch's own checks of a custom operator: schema, fake kernel, autograd, dynamic shapes."""
     pattern, inputs = SparsePattern(2, SIZE, causal=causal), states(2, 2, 21, SIZE, torch.float32)
     arguments = (*inputs, torch.ones(2, 21, dtype=torch.bool), None, pattern_numbers(pattern), 0.5, 0.0)
@@ -298,7 +298,7 @@ def test_the_operator_is_well_made(causal: bool) -> None:
 
 
 @pytest.mark.slow
-def test_it_compiles_whole() -> None:
+def test_the_operator_compiles_without_graph_breaks() -> None:
     pattern, inputs = SparsePattern(2, SIZE), states(1, 2, 100, SIZE, torch.float32)
     compiled = torch.compile(lambda *tensors: sparse_attention(*tensors, pattern) * 2, fullgraph=True)
     expected, actual = 2 * sparse_attention(*inputs, pattern), compiled(*inputs)
@@ -308,7 +308,7 @@ def test_it_compiles_whole() -> None:
     torch.testing.assert_close(*gradients)
 
 
-def test_the_clock_tells_stages_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stage_times_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds, threads = torch.zeros(3, dtype=torch.float64), torch.get_num_threads()
     monkeypatch.setattr(sparse_native, "stage_seconds", seconds)
     torch.set_num_threads(1)  # which the clock is for
@@ -319,7 +319,7 @@ def test_the_clock_tells_stages_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (seconds > 0).all()
 
 
-def test_a_program_that_was_exported_with_the_kernel_says_what_it_needs(
+def test_an_exported_program_raises_an_error_without_the_kernel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """There, nobody asks `can_compute`: that was done where the program was exported."""

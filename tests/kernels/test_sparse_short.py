@@ -38,7 +38,7 @@ def test_all_pairs_are_dense_attention(length: int, causal: bool, padding: str, 
     assert not others
 
 
-def test_long_sequences_and_dropout_are_left_to_another_kernel(others: list[int]) -> None:
+def test_long_sequences_and_dropout_use_another_kernel(others: list[int]) -> None:
     pattern = SparsePattern(num_heads=2, block_size=16)
     sparse_attention(*states(1, 2, 200, 8), pattern)
     sparse_attention(*states(1, 2, 20, 8), pattern, dropout=0.5)
@@ -55,7 +55,9 @@ def test_the_scaling_moves_the_result(others: list[int]) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(pattern=any_pattern, global_tokens=st.integers(0, 20), length=st.integers(1, 90))
-def test_it_takes_what_shows_all_pairs(pattern: SparsePattern, global_tokens: int, length: int) -> None:
+def test_shows_everything_detects_patterns_of_all_pairs(
+    pattern: SparsePattern, global_tokens: int, length: int
+) -> None:
     if global_tokens:
         pattern = replace(pattern, global_blocks=0, global_tokens=global_tokens)
     visible = pattern.to_dense(length)

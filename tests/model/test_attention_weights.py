@@ -220,7 +220,7 @@ def test_with_gradient_checkpointing_weights_and_their_gradients_are_the_same() 
         torch.testing.assert_close(actual, expected)
 
 
-def test_a_call_that_asks_leaves_the_fast_step_to_the_others() -> None:
+def test_requesting_weights_disables_the_fast_step_for_that_call_only() -> None:
     model, data = tiny_model(), {"input_ids": tokens(3, 7)}
     options = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False}
     counts, sequences = [], []
@@ -233,7 +233,7 @@ def test_a_call_that_asks_leaves_the_fast_step_to_the_others() -> None:
     assert sequences[0] == sequences[1] == sequences[2]
 
 
-def test_threads_that_ask_and_threads_that_do_not_share_a_model() -> None:
+def test_threads_with_and_without_requested_weights_can_share_a_model() -> None:
     model = tiny_model()
     data = inputs_of(model)
     expected = model(**data).logits
@@ -261,7 +261,7 @@ def test_without_kernels_the_weights_are_the_same(attention: str) -> None:
 
 
 @pytest.mark.parametrize("config_class", FEATURES, ids=lambda each: each.__name__)
-def test_the_configuration_can_ask_for_every_call(config_class: Any, tmp_path) -> None:
+def test_output_attentions_in_the_configuration_applies_to_every_call(config_class: Any, tmp_path) -> None:
     """Set later, as an argument, or saved: the kernel stays, and a call can say no."""
     model = build(config_class, FEATURES[config_class][1][0])
     data = inputs_of(model)

@@ -41,12 +41,12 @@ def test_newer_versions_are_refused_with_the_remedy(version):
         check_version(version)
 
 
-def test_the_package_asks_for_no_other():
+def test_the_requirement_of_the_package_matches_the_supported_versions():
     project = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     assert f'"transformers>=5.12,<{".".join(map(str, TOO_NEW))}"' in project
 
 
-def test_the_name_of_caches_is_that_of_generate():
+def test_the_cache_name_is_that_of_generate():
     parameters = inspect.signature(transformers.GenerationMixin.prepare_inputs_for_generation).parameters
     assert [name for name in ("cache", "past_key_values") if name in parameters] == [CACHE_NAME]
 
@@ -94,7 +94,7 @@ def test_the_signature_has_the_name_of_this_version(continued):
     assert f"{CACHE_NAME} (" in model.forward.__doc__
 
 
-def test_no_cache_by_one_name_leaves_the_other():
+def test_a_none_cache_under_one_name_keeps_the_other():
     @takes_cache
     def function(past_key_values=None):
         return past_key_values

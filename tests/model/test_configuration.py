@@ -48,7 +48,7 @@ def test_two_vocabularies_are_not_shared_by_default() -> None:
 
 
 @pytest.mark.parametrize("shares", [None, True, False])
-def test_vocabularies_of_one_size_are_shared_only_if_that_is_said(shares: bool | None) -> None:
+def test_vocabularies_of_the_same_size_are_shared_only_on_request(shares: bool | None) -> None:
     size = tiny_config().vocab_size
     config = tiny_config(decoder_vocab_size=size, share_encoder_decoder_embeddings=shares)
     assert config.share_encoder_decoder_embeddings is bool(shares)
@@ -115,7 +115,7 @@ def test_biases_can_be_left_out() -> None:
     ],
     ids=lambda fields: next(iter(fields)) + "=" + str(next(iter(fields.values()))),
 )
-def test_every_option_moves_the_result(fields: dict[str, Any]) -> None:
+def test_every_option_changes_the_result(fields: dict[str, Any]) -> None:
     reference, changed = tiny_model(), tiny_model(**fields)
     changed.load_state_dict(reference.state_dict(), strict=False)
     data = batch()
@@ -123,7 +123,7 @@ def test_every_option_moves_the_result(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("field", ["dropout", "attention_dropout", "activation_dropout", "word_dropout"])
-def test_each_dropout_moves_training_and_not_evaluation(field: str) -> None:
+def test_each_dropout_changes_training_but_not_evaluation(field: str) -> None:
     plain, dropping = tiny_model(), tiny_model(**{field: 0.5})
     dropping.load_state_dict(plain.state_dict())
     data = batch()

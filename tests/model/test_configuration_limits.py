@@ -88,7 +88,7 @@ TOO_MUCH: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", TOO_MUCH)
-def test_no_file_makes_room_for_what_it_asks(name: str, tmp_path: Path) -> None:
+def test_huge_values_in_a_config_file_are_refused_before_allocation(name: str, tmp_path: Path) -> None:
     config_class = VaswaniDecoderConfig if name.startswith("decoder") else VaswaniEncoderConfig
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": config_class.model_type, name: TOO_MUCH[name]}))
@@ -115,13 +115,13 @@ def run_limited_read(folder: Path) -> None:
 
 @pytest.mark.parametrize("model_type", ["bert", "marian", "gpt2", "gemma2"])
 @pytest.mark.parametrize("name", ["num_labels", "num_hidden_layers", "encoder_layers"])
-def test_models_of_the_library_make_no_room_either(model_type: str, name: str, tmp_path: Path) -> None:
+def test_huge_values_in_library_configs_are_refused_too(model_type: str, name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, name: 1_500_000_000}))
     with pytest.raises(UserError, match=rf"config.json cannot be used: {name}=1500000000 must be"):
         run_limited_read(tmp_path)
 
 
-def test_a_pattern_of_few_blocks_takes_no_room_for_many() -> None:
+def test_a_pattern_with_few_blocks_allocates_no_memory_for_many() -> None:
     """What a block may see at most is bounded by the blocks that there are."""
     pattern = SparsePattern(num_heads=2, block_size=1, random_blocks=2**16, window_blocks=2**16 + 1)
     few = SparsePattern(num_heads=2, block_size=1, random_blocks=9, window_blocks=17)

@@ -58,7 +58,7 @@ def test_kept_and_computed_sinusoids_are_the_same(length: int, rows: int) -> Non
     assert not module.state_dict()
 
 
-def test_learned_positions_say_what_is_too_long() -> None:
+def test_learned_positions_raise_an_error_for_too_long_sequences() -> None:
     module = LearnedPositions(tiny_config(position_embedding="learned", max_position_embeddings=8))
     assert module(torch.arange(8)[None], 8, torch.float32).shape == (1, 8, 32)
     with pytest.raises(ValueError, match="a sequence of 9 tokens is longer than max_position_embeddings=8"):

@@ -230,7 +230,7 @@ def test_a_sparse_encoder_sees_less() -> None:
     ],
     ids=lambda fields: "-".join(fields),
 )
-def test_each_option_changes_what_is_computed(fields: dict[str, Any]) -> None:
+def test_each_option_changes_the_logits(fields: dict[str, Any]) -> None:
     before, after = encoder(), encoder(**fields)
     after.load_state_dict(before.state_dict(), strict=False)
     ids = tokens()
@@ -266,13 +266,13 @@ def test_each_option_takes_its_weights_away(field: str, value: Any, names: set[s
         (VaswaniForSequenceClassification, False, True),
     ],
 )
-def test_the_pooler_is_where_it_is_used_or_wanted(
+def test_the_pooler_exists_only_if_used_or_requested(
     model_class: Any, pooler: bool | None, expected: bool
 ) -> None:
     assert (encoder(model_class, pooler=pooler).base_model.pooler is not None) == expected
 
 
-def test_a_classifier_with_a_layer_of_its_own() -> None:
+def test_a_classifier_can_have_a_hidden_layer() -> None:
     plain, own = (encoder(VaswaniForSequenceClassification, classifier_activation=a) for a in (None, "relu"))
     assert own.base_model.pooler is None
     ids = tokens()
@@ -300,7 +300,7 @@ def test_a_text_is_classified_by_the_mean_of_its_tokens(activation: str | None) 
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_the_mean_of_a_text_leaves_padding_out(side: str) -> None:
+def test_mean_pooling_excludes_padding(side: str) -> None:
     model = encoder(VaswaniForSequenceClassification, classifier_pooling="mean", position_embedding="none")
     ids = tokens()
     padding, places = torch.zeros_like(ids[:, :3]), [1, 0] if side == "left" else [0, 1]
@@ -315,7 +315,7 @@ def test_the_mean_of_a_text_leaves_padding_out(side: str) -> None:
         model(padded, attention_mask=of_pairs)
 
 
-def test_new_weights_are_as_large_as_asked() -> None:
+def test_new_weights_have_the_requested_standard_deviation() -> None:
     for std in (0.02, 0.5):
         model = encoder(initializer_range=std)
         assert model.model.encoder.layers[0].fc1.weight.std().item() == pytest.approx(std, rel=0.2)
@@ -324,7 +324,7 @@ def test_new_weights_are_as_large_as_asked() -> None:
 
 
 @pytest.mark.parametrize("is_loaded", [False, True])
-def test_new_embeddings_are_zero_for_padding_and_loaded_ones_stay(is_loaded: bool) -> None:
+def test_new_padding_embeddings_are_zero_and_loaded_ones_are_kept(is_loaded: bool) -> None:
     model = encoder()
     embeddings = model.get_input_embeddings()
     padding = embeddings.padding_idx

@@ -100,7 +100,7 @@ def test_beams_continue_a_padded_prompt(implementation: str) -> None:
     assert model.generate(**data, **options).tolist() == expected.tolist()
 
 
-def test_beam_search_keeps_one_row_of_keys_per_source_and_never_moves_them() -> None:
+def test_beam_search_stores_source_keys_once_and_never_copies_buffers() -> None:
     model, data = tiny_model(), sources(2)
     output = model.generate(**data, num_beams=4, max_new_tokens=70, return_dict_in_generate=True)
     cache = output[CACHE_NAME]

@@ -193,7 +193,7 @@ def test_every_argument_is_in_the_table(model_class: type[nn.Module]) -> None:
 
 
 @pytest.mark.parametrize("model_class", MODELS)
-def test_what_is_right_is_computed(model_class: type[nn.Module]) -> None:
+def test_valid_inputs_are_accepted(model_class: type[nn.Module]) -> None:
     output = make(model_class)(**right(model_class))
     assert isinstance(output, ModelOutput)
 
@@ -201,7 +201,9 @@ def test_what_is_right_is_computed(model_class: type[nn.Module]) -> None:
 @pytest.mark.parametrize(
     ("model_class", "name"), [(model_class, name) for model_class in MODELS for name in names(model_class)]
 )
-def test_what_is_wrong_is_refused(model_class: type[nn.Module], name: str) -> None:
+def test_invalid_inputs_raise_an_error_that_names_the_argument(
+    model_class: type[nn.Module], name: str
+) -> None:
     """In one line, which names the argument."""
     model, given = make(model_class), right(model_class)
     for what, change in WRONG[name].items():
@@ -218,7 +220,7 @@ def test_what_is_wrong_is_refused(model_class: type[nn.Module], name: str) -> No
         assert "\n" not in message, (what, message)
 
 
-def test_regression_and_several_labels_have_shapes_of_their_own() -> None:
+def test_regression_and_multi_label_labels_have_their_own_shapes() -> None:
     for fields, good, bad in (
         ({"num_labels": 1}, torch.rand(ROWS), torch.rand(ROWS, 2)),
         ({"num_labels": 1}, torch.rand(ROWS, 1), torch.rand(ROWS + 1)),

@@ -45,7 +45,7 @@ def plain_flash(module: nn.Module, query, key, value, attention_mask, scaling, d
     return output, None
 
 
-def test_flash_kernels_are_asked_what_they_can_do() -> None:
+def test_flash_kernels_receive_masks_in_their_form() -> None:
     """No flash kernel runs on the CPU; one with the same contract shows that masks reach it in its form."""
     AttentionInterface.register("flash_stand_in", plain_flash)
     AttentionMaskInterface.register("flash_stand_in", flash_attention_mask)

@@ -162,7 +162,7 @@ def replace(lm_head: Any) -> None:
 @pytest.mark.parametrize(
     "name", ["VaswaniForCausalLM", "VaswaniForConditionalGeneration", "VaswaniForMaskedLM"]
 )
-def test_what_changes_the_projection_changes_the_loss_in_one_pass(name: str, change: Any) -> None:
+def test_changes_to_the_projection_change_the_fused_loss(name: str, change: Any) -> None:
     model = model_of(name, {"tie_word_embeddings": False})
     before = model(texts, labels=texts, smoothing=0.0).loss
     change(model.lm_head)

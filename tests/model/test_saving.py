@@ -142,7 +142,7 @@ print(json.dumps(model(input_ids=ids, decoder_input_ids=ids).logits.double().tol
     )
 
 
-def test_what_changes_numbers_is_saved(tmp_path: Path) -> None:
+def test_fields_that_affect_the_outputs_are_saved(tmp_path: Path) -> None:
     fields = {
         "norm_order": "pre",
         "sinusoidal_layout": "concatenated",

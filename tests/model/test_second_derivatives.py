@@ -18,7 +18,7 @@ def gradients_of_penalty(implementation: str, dtype: torch.dtype) -> torch.Tenso
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).double()
 
 
-def test_eager_attention_has_them() -> None:
+def test_eager_attention_has_second_derivatives() -> None:
     expected = gradients_of_penalty("eager", torch.float64)
     found = gradients_of_penalty("eager", torch.float32)
     assert (found - expected).norm() < 1e-5 * expected.norm()

@@ -167,7 +167,7 @@ def test_large_scores_overflow_nowhere() -> None:
     torch.testing.assert_close(output, dense_reference(*inputs, pattern))
 
 
-def test_an_empty_row_is_zero_and_moves_nothing() -> None:
+def test_a_fully_masked_row_is_zero_and_gets_no_gradient() -> None:
     pattern = SparsePattern(num_heads=2, block_size=4)
     inputs = states(2, 2, 30, 8)
     mask = torch.ones(2, 30)
@@ -180,7 +180,7 @@ def test_an_empty_row_is_zero_and_moves_nothing() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
-def test_gradients_are_exact_and_the_operator_is_well_made(causal: bool) -> None:
+def test_gradients_are_exact_and_the_operator_passes_opcheck(causal: bool) -> None:
     pattern = SparsePattern(num_heads=2, block_size=4, causal=causal)
     torch.autograd.gradcheck(lambda *tensors: sparse_attention(*tensors, pattern), states(2, 2, 21, 4))
     for own_blocks in (None, torch.tensor([6, 0, 4])):
@@ -191,7 +191,7 @@ def test_gradients_are_exact_and_the_operator_is_well_made(causal: bool) -> None
 
 
 @pytest.mark.slow
-def test_it_compiles_whole() -> None:
+def test_the_operator_compiles_without_graph_breaks() -> None:
     pattern = SparsePattern(num_heads=2, block_size=8)
     inputs = states(1, 2, 100, 8, torch.float32)
     compiled = torch.compile(lambda *tensors: sparse_attention(*tensors, pattern) * 2, fullgraph=True)
@@ -203,7 +203,7 @@ def test_it_compiles_whole() -> None:
         torch.testing.assert_close(ours, eager)
 
 
-def test_the_number_of_threads_changes_nothing_and_stays() -> None:
+def test_results_do_not_depend_on_the_number_of_threads() -> None:
     pattern = SparsePattern(num_heads=3, block_size=8)
     inputs = states(2, 3, 100, 8)
     before = torch.get_num_threads()
@@ -248,7 +248,7 @@ def test_dropout_equals_dense_attention_with_the_same_choice(causal: bool) -> No
         torch.testing.assert_close(of_ours, of_reference, rtol=0, atol=1e-12)
 
 
-def test_dropout_hangs_on_the_global_seed_alone() -> None:
+def test_dropout_depends_only_on_the_global_seed() -> None:
     pattern = SparsePattern(num_heads=2, block_size=8)
     query, key, value = (tensor.detach() for tensor in states(2, 2, 100, 8))
     runs = []

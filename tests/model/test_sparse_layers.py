@@ -63,7 +63,7 @@ def test_the_kernel_equals_the_reference_in_outputs_and_gradients(fields: dict, 
     ],
     ids=str,
 )
-def test_every_field_moves_the_result(change: dict, implementation: str) -> None:
+def test_every_field_changes_the_result(change: dict, implementation: str) -> None:
     data, results = long_batch(), []
     weights = tiny_model(**SPARSE).state_dict()
     for fields in (SPARSE, {**SPARSE, **change}):
@@ -102,14 +102,14 @@ def test_global_tokens_that_fill_blocks_are_global_blocks() -> None:
     torch.testing.assert_close(*results)
 
 
-def test_what_fits_into_the_window_is_full_attention() -> None:
+def test_inputs_within_the_window_have_full_attention() -> None:
     data, sparse = batch(source=7, target=8), tiny_model(**SPARSE)
     full = tiny_model()
     full.load_state_dict(sparse.state_dict())
     torch.testing.assert_close(sparse(**data).logits, full(**data).logits)
 
 
-def test_attention_weights_are_the_patterns_when_asked_for() -> None:
+def test_requested_attention_weights_follow_the_pattern() -> None:
     model, data = tiny_model("sdpa", **SPARSE), long_batch(rows=1)
     output = model(**data, output_attentions=True)
     for layer, weights in enumerate(output.encoder_attentions):
@@ -167,7 +167,7 @@ def test_beams_are_those_of_the_reference(num_beams: int) -> None:
     assert model.generate(**source, **options).tolist() == expected.tolist()
 
 
-def test_training_is_evaluation_without_dropout_and_dropout_moves_it() -> None:
+def test_training_differs_from_evaluation_only_by_dropout() -> None:
     data, weights = long_batch(), tiny_model(**SPARSE).state_dict()
     results = []
     for p in (0.0, 0.4):
@@ -216,7 +216,7 @@ def test_half_precision_and_autocast(dtype: torch.dtype) -> None:
     torch.testing.assert_close(model.to(dtype)(**data).logits.float(), expected, rtol=0.1, atol=0.15)
 
 
-def test_a_source_of_nothing_but_padding_is_finite_and_moves_no_other() -> None:
+def test_a_source_of_only_padding_is_finite_and_changes_no_other_row() -> None:
     model, data = tiny_model(**SPARSE), long_batch()
     expected = model(**data).logits
     data["attention_mask"][2] = 0
@@ -274,7 +274,7 @@ def test_impossible_configurations(fields: dict, message: str) -> None:
         tiny_config(**fields)
 
 
-def test_padding_on_the_left_is_told_in_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_left_padding_gives_a_warning_in_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr("vaswani.model.input_checks.logger.warning_once", told.append)
     shape = {"d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16}

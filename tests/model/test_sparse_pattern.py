@@ -99,7 +99,7 @@ def test_seed_layer_and_head_choose_other_blocks(causal: bool) -> None:
     assert not torch.equal(base[0], base[1])
 
 
-def test_each_field_moves_the_pattern() -> None:
+def test_each_field_changes_the_pattern() -> None:
     base = SparsePattern(num_heads=2, block_size=2, seed=5)
     dense = base.to_dense(80)
     for fields in (
@@ -179,7 +179,7 @@ def test_too_many_blocks() -> None:
 @pytest.mark.parametrize("window", [1, 3, 5])
 @pytest.mark.parametrize("num_global", [0, 1, 2])
 @pytest.mark.parametrize("num_random", [1, 2, 3])
-def test_a_pattern_without_draws_is_that_of_every_shorter_text(
+def test_without_random_draws_shorter_texts_have_the_same_pattern(
     window: int, num_global: int, num_random: int
 ) -> None:
     """Otherwise a text's blocks would depend on the other texts of its batch."""

@@ -123,7 +123,7 @@ def test_each_option_changes_the_adapter(pairs: Path, tmp_path: Path) -> None:
         ({"push_to_hub": True}, "nobody else can use an adapter"),
     ],
 )
-def test_what_cannot_work_is_refused_before_the_corpus(
+def test_invalid_options_raise_an_error_before_reading_the_corpus(
     options: dict[str, Any], told: str, pairs: Path, tmp_path: Path
 ) -> None:
     given = {name: value for name, value in (LORA | options).items() if value is not None}
@@ -142,14 +142,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_an_adapter_is_no_base_of_another(trained: Path, pairs: Path) -> None:
+def test_an_adapter_cannot_be_the_base_of_another(trained: Path, pairs: Path) -> None:
     with pytest.raises(UserError, match="vaswani merge"):
         ContinuedRun(config_for(trained, pairs, **LORA)).check()
 
 
-def test_a_model_that_is_not_where_an_adapter_says_is_named_with_the_adapter(
-    trained: Path, tmp_path: Path
-) -> None:
+def test_a_missing_base_model_raises_an_error_that_names_the_adapter(trained: Path, tmp_path: Path) -> None:
     folder = copytree(trained, tmp_path / "adapter")
     config = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "./moved"}))
@@ -158,7 +156,9 @@ def test_a_model_that_is_not_where_an_adapter_says_is_named_with_the_adapter(
         load_checkpoint(folder, device="cpu")
 
 
-def test_an_adapter_can_be_trained_on_as_a_whole_model(trained: Path, pairs: Path, tmp_path: Path) -> None:
+def test_an_adapter_can_be_trained_further_as_a_whole_model(
+    trained: Path, pairs: Path, tmp_path: Path
+) -> None:
     train(config_for(trained, pairs, output_dir=tmp_path / "whole", max_steps=1))
     assert (tmp_path / "whole" / "model.safetensors").exists()
 

@@ -91,7 +91,7 @@ def test_a_given_learning_rate_is_the_peak():
         ({"lr_scheduler_kwargs": {"timescale": 3}}, "inverse_sqrt takes no lr_scheduler_kwargs"),
     ],
 )
-def test_what_cannot_work_is_refused(options, message):
+def test_invalid_arguments_raise_an_error(options, message):
     with pytest.raises(UserError, match=message):
         TrainingArguments(**options)
 
@@ -120,7 +120,7 @@ def test_a_missing_reporting_package_is_named_with_its_remedy(package, monkeypat
         ({"warmup_steps": 0.1}, "warmup_steps of at least 1, but warmup_steps=0.1"),
     ],
 )
-def test_a_learning_rate_without_a_formula_is_asked_for(options, message):
+def test_schedules_without_a_formula_need_a_learning_rate(options, message):
     with pytest.raises(UserError, match=message):
         TrainingArguments(**options).resolve_learning_rate(512)
 

@@ -69,7 +69,7 @@ def test_the_last_checkpoints(finished, tmp_path, capsys, count, steps):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_it_holds_what_the_folder_of_the_run_holds(finished, tmp_path):
+def test_the_output_has_the_files_of_the_run(finished, tmp_path):
     assert run(["average", str(finished), str(tmp_path / "out"), "--last", "2"]) == 0
     of_run = {path.name for path in finished.iterdir() if path.is_file()}
     of_mean = {path.name for path in (tmp_path / "out").iterdir()}
@@ -134,7 +134,7 @@ def refused(capsys, *arguments) -> str:
     return said
 
 
-def test_fewer_checkpoints_than_asked_are_refused(finished, tmp_path, capsys):
+def test_fewer_checkpoints_than_requested_give_an_error(finished, tmp_path, capsys):
     out = tmp_path / "out"
     for option in ("--last", "--best"):
         said = refused(capsys, finished, out, option, 5)
@@ -159,7 +159,7 @@ def test_a_run_without_a_metric_has_no_best_checkpoints(finished, tmp_path, caps
     assert averaged(tmp_path / "out") == names(*best)
 
 
-def test_of_a_score_the_greater_is_better(finished, tmp_path):
+def test_higher_scores_rank_higher(finished, tmp_path):
     folder = copied(finished, tmp_path / "run")
     for step, score in {2: 9.0, 4: 30.0, 6: 31.5, 8: 30.5}.items():
         path = checkpoint(folder, step) / "trainer_state.json"
@@ -191,7 +191,7 @@ def test_options_that_contradict_each_other(finished, tmp_path, capsys):
     assert not out.exists()
 
 
-def test_named_checkpoints_and_those_of_several_runs(finished, tmp_path):
+def test_named_checkpoints_of_several_runs_are_averaged(finished, tmp_path):
     other = copied(finished, tmp_path / "other")
     settings = (other / "training_config.yaml").read_text().replace("seed: 42", "seed: 43")
     (other / "training_config.yaml").write_text(settings.replace("dropout: 0.1\n", "dropout: 0.2\n", 1))
@@ -230,7 +230,7 @@ def assert_mean_of(folder: Path, *steps: int) -> None:
     assert averaged(folder) == names(*steps)
 
 
-def test_the_mean_is_what_is_saved_and_evaluated(finished, dates, tmp_path):
+def test_the_mean_is_saved_and_evaluated(finished, dates, tmp_path):
     folder = trained(tmp_path / "run", **dates, average_checkpoints=3)
     assert_mean_of(folder, 4, 6, 8)
     assert_same_weights(checkpoint(folder, 8), checkpoint(finished, 8))
@@ -297,7 +297,7 @@ def test_a_resumed_run_averages_the_same(dates, tmp_path, monkeypatch, limit, st
     assert loss_on_test(folder) == loss_on_test(whole)
 
 
-def test_a_resumed_run_without_it_is_no_mean(dates, tmp_path):
+def test_a_resumed_run_without_averaging_saves_the_last_weights(dates, tmp_path):
     folder = trained(tmp_path / "run", **dates, average_checkpoints=2)
     trained(folder, **dates, resume_from_checkpoint="true")
     assert_same_weights(folder, checkpoint(folder, 8))
@@ -306,7 +306,7 @@ def test_a_resumed_run_without_it_is_no_mean(dates, tmp_path):
     assert_mean_of(folder, 2, 4, 6, 8)
 
 
-def test_checkpoints_that_the_rhythm_does_not_ask_for_do_not_count(dates, tmp_path):
+def test_checkpoints_outside_the_save_interval_are_not_averaged(dates, tmp_path):
     """As SIGTERM leaves them; nor do they push out those that count."""
     rank = {"metric_for_best_model": None, "average_checkpoints": 3}
     folder = trained(tmp_path / "run", **dates, **rank, save_total_limit=3, max_steps=7)
@@ -336,7 +336,7 @@ def test_checkpoints_of_epochs(dates, tmp_path):
     assert_mean_of(folder, *steps)
 
 
-def test_an_early_end_averages_what_there_is_and_says_so(dates, tmp_path, caplog):
+def test_early_stopping_averages_the_available_checkpoints_with_a_warning(dates, tmp_path, caplog):
     logging.getLogger("transformers").addHandler(caplog.handler)
     options = {"average_checkpoints": 4, "early_stopping_patience": 1, "greater_is_better": True}
     folder = trained(tmp_path / "run", **dates, **options)
@@ -380,7 +380,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_averaged_is_refused_before_training(dates, tmp_path, capsys, monkeypatch, case):
+def test_invalid_averaging_options_give_an_error_before_training(dates, tmp_path, capsys, monkeypatch, case):
     monkeypatch.setattr(BaseTrainer, "training_step", lambda *_, **__: pytest.fail("training begins"))
     more, message = REFUSED[case]
     options = {**TINY_RUN, **dates, **EVALUATED, "max_steps": 8, "save_steps": 2, "average_checkpoints": 3}

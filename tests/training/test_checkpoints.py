@@ -33,7 +33,7 @@ def make_checkpoint(folder, step, state='{"global_step": 1}', files=("model.safe
 @pytest.mark.parametrize(
     "options", [{"state": None}, {"state": '{"global_st'}, {"state": ""}, {"state": "[]"}, {"files": STATE}]
 )
-def test_what_is_not_all_there_is_not_complete(tmp_path, options):
+def test_a_checkpoint_with_missing_parts_is_incomplete(tmp_path, options):
     assert fault_of(make_checkpoint(tmp_path, 1, **options))
 
 
@@ -47,7 +47,7 @@ def test_the_last_complete_checkpoint_is_found_by_its_number(tmp_path):
     assert last_complete_checkpoint(tmp_path) == wanted
 
 
-def test_a_half_written_checkpoint_is_passed_over_and_said_so(tmp_path, caplog):
+def test_a_half_written_checkpoint_is_skipped_with_a_warning(tmp_path, caplog):
     wanted = make_checkpoint(tmp_path, 2)
     half = make_checkpoint(tmp_path, 4, state=None)
     with caplog.at_level(logging.WARNING):
@@ -89,7 +89,7 @@ def test_the_state_may_be_deepspeeds_or_of_several_processes(tmp_path):
     assert fault_of(make_checkpoint(tmp_path, 2, files=["model.safetensors", *several])) is None
 
 
-def test_the_folder_of_a_finished_run_is_no_checkpoint_and_not_trained_over(tmp_path):
+def test_the_folder_of_a_finished_run_cannot_be_resumed(tmp_path):
     (tmp_path / "model.safetensors").touch()
     (tmp_path / "trainer_state.json").write_text('{"global_step": 4}')
     (tmp_path / "training_config.yaml").touch()

@@ -62,7 +62,7 @@ QUIET = {"use_cpu": True, "learning_rate": 1e-3}
         ({"push_to_hub": True}, "push_to_hub needs a token; run `hf auth login`, set HF_TOKEN, or give"),
     ],
 )
-def test_what_would_fail_late_fails_early(options, message, tmp_path, monkeypatch):
+def test_invalid_arguments_raise_an_error_before_training(options, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(checks, "get_token", lambda: None)
     args = TrainingArguments(**{**QUIET, "output_dir": "run", **options})
@@ -72,7 +72,7 @@ def test_what_would_fail_late_fails_early(options, message, tmp_path, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
-def test_arguments_that_work_stay_as_they_are(tmp_path, monkeypatch):
+def test_the_rehearsal_does_not_change_valid_arguments(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     more = {"optim": "sgd", "optim_args": "nesterov=True, momentum=0.9", "eval_strategy": "epoch"}
     args = TrainingArguments(**QUIET, output_dir="run", lr_scheduler_type="linear", **more)
@@ -126,7 +126,7 @@ def test_limits_that_do_not_fit_are_refused(tiny_run, options, message, monkeypa
 @pytest.mark.parametrize(
     "make", [lambda path: path.write_bytes(b"caf\xe9"), Path.mkdir], ids=["bytes", "folder"]
 )
-def test_a_card_that_cannot_be_kept_is_told_of_first(tiny_run, make, monkeypatch):
+def test_an_unreadable_model_card_raises_an_error_before_training(tiny_run, make, monkeypatch):
     monkeypatch.setattr(base_run, "load_corpus", lambda *_: pytest.fail("the corpus is read"))
     folder = Path(tiny_run["output_dir"])
     folder.mkdir()
@@ -135,7 +135,7 @@ def test_a_card_that_cannot_be_kept_is_told_of_first(tiny_run, make, monkeypatch
         TrainingRun(resolved(tiny_run)).run()
 
 
-def test_a_training_without_an_update_does_not_end_well(tiny_run, monkeypatch):
+def test_a_training_without_an_update_raises_an_error(tiny_run, monkeypatch):
     monkeypatch.setattr(transformers.Trainer, "train", lambda *_, **__: None)
     with pytest.raises(RunError, match="the training made no update"):
         TrainingRun(resolved(tiny_run)).run()

@@ -86,7 +86,7 @@ def trainer_of(options: dict, **more: object):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["ours", "library"])
-def test_plain_generate_completes_as_it_was_taught(toys, tmp_path, capsys, model):
+def test_plain_generate_completes_as_in_training(toys, tmp_path, capsys, model):
     options = {**QUICK, "model": toys / model, "dataset": toys / "rows", "output_dir": tmp_path}
     assert run_command(["finetune", *as_flags(options | {"num_train_epochs": 20})]) == 0
     record = json.loads((tmp_path / "evaluation.json").read_text())
@@ -144,7 +144,7 @@ def slow_losses(model, rows) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("model", ["without dropout", "library"])
-def test_loss_and_gradient_are_those_of_the_completions_alone(toys, options, model):
+def test_only_completions_contribute_to_loss_and_gradient(toys, options, model):
     trainer, splits = trainer_of(options, model=toys / model, max_tokens_per_batch=200)
     for module in trainer.model.modules():  # GPT-2's dropout
         if isinstance(module, torch.nn.Dropout):
@@ -163,7 +163,7 @@ def test_loss_and_gradient_are_those_of_the_completions_alone(toys, options, mod
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
-def test_an_evaluation_is_that_of_every_row_at_once(options):
+def test_evaluation_in_batches_equals_evaluation_of_single_rows(options):
     trainer, splits = trainer_of(options)
     scores = trainer.evaluate(splits["test"])
     with torch.no_grad():
@@ -176,7 +176,7 @@ def test_an_evaluation_is_that_of_every_row_at_once(options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["ours", "library"])
-def test_resuming_in_the_middle_equals_never_having_stopped(toys, options, tmp_path, model):
+def test_a_resumed_run_equals_an_uninterrupted_one(toys, options, tmp_path, model):
     options |= {"model": toys / model, "max_steps": 9, "save_steps": 4}
     run(options)
     checkpoint = options["output_dir"] / "checkpoint-4"
@@ -212,7 +212,7 @@ def test_two_processes_train_and_score_as_one_does(toys, options, tmp_path):
     ],
     ids=lambda option: next(iter(option)),
 )
-def test_each_option_moves_the_weights(toys, options, tmp_path, option):
+def test_each_option_changes_the_weights(toys, options, tmp_path, option):
     options |= {"model": toys / "chat", "max_length": 100}
     run(options)
     run(options, **{**option, "output_dir": tmp_path / "moved"})
@@ -244,7 +244,7 @@ def test_long_rows_are_cut_and_counted(options, capsys):
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-def test_what_cannot_work_is_refused_in_one_line(options, capsys, more, message):
+def test_invalid_options_give_a_one_line_error(options, capsys, more, message):
     chosen = {name: value for name, value in {**options, **more}.items() if value is not None}
     assert run_command(["finetune", *as_flags(chosen)]) == 2
     told = capsys.readouterr().err.strip().splitlines()[-1]
@@ -268,7 +268,7 @@ def test_a_tokenizer_that_ends_its_prompts_is_refused(toys, options, tmp_path, c
     assert "ends each text with </s>, so that nothing can follow a prompt" in capsys.readouterr().err
 
 
-def test_the_help_tells_of_the_fields(capsys):
+def test_the_help_lists_the_fields(capsys):
     assert run_command(["finetune", "--task", "completion", "--help"]) == 0
     told = capsys.readouterr().out
     assert "--messages_field" in told
@@ -276,7 +276,7 @@ def test_the_help_tells_of_the_fields(capsys):
 
 
 @pytest.mark.parametrize(("metric", "greater"), [("perplexity", False), ("loss", False), ("accuracy", True)])
-def test_a_perplexity_is_better_when_it_is_less(toys, options, metric, greater):
+def test_a_lower_perplexity_is_better(toys, options, metric, greater):
     config = load_config(None, as_flags({**options, "metric_for_best_model": metric}), FinetuningConfig)
     assert config.training.greater_is_better is greater
 

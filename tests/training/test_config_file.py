@@ -41,7 +41,7 @@ def test_file_gives_defaults_and_flags_override(write):
     assert (config.training.learning_rate, config.training.seed, config.training.max_steps) == (5e-4, 7, 9)
 
 
-def test_a_flag_that_chooses_another_objective_leaves_the_keys_of_the_files_own(write):
+def test_a_flag_for_another_objective_ignores_the_keys_of_the_old_one(write):
     path = write("objective: gap_sentences\ngap_sentence_ratio: 0.4\nmax_length: 99\n")
     config = load_config(path, ["--objective", "span_denoising"], PretrainingConfig)
     assert (config.data.max_length, config.task.noise_density) == (99, 0.15)
@@ -105,7 +105,7 @@ FACTS = {"language": ["en", "de"], "data_name": "Corpus", "data_url": "https://a
         ("d_model: 64", ["--dataset", "other"], True),  # of no data set in the file
     ],
 )
-def test_what_a_file_says_of_its_data_goes_with_them(write, corpus: str, flags: list[str], are_kept: bool):
+def test_replacing_the_corpus_drops_its_description(write, corpus: str, flags: list[str], are_kept: bool):
     path = write("\n".join([corpus, *(f"{name}: {json.dumps(value)}" for name, value in FACTS.items())]))
     stated = load_config(path, flags).card
     found = {name: getattr(stated, name) for name in FACTS}

@@ -117,7 +117,7 @@ def test_under_autocast_the_divergence_of_halves_is_not_rounded():
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_without_dropout_it_is_the_cross_entropy(implementation):
+def test_without_dropout_the_loss_is_the_cross_entropy(implementation):
     model, data, means = tiny_model(implementation).train(), batch(), Means()
     loss = consistency_loss(data["labels"], None, weight=ALPHA, label_smoothing=0.1, means=means)
     both = model(**twice(data), token_loss=loss).loss
@@ -217,13 +217,13 @@ def test_one_row_in_eight_steps_equals_eight_rows_in_one(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_its_weight_moves_the_result(tmp_path):
+def test_the_consistency_weight_changes_the_result(tmp_path):
     results = [weights_after(make_trainer(tmp_path, consistency_weight=alpha)) for alpha in (0.0, 1.0, 5.0)]
     assert not any(torch.equal(results[one], results[other]) for one, other in ((0, 1), (0, 2), (1, 2)))
 
 
 @pytest.mark.slow
-def test_it_brings_both_passes_together(tmp_path):
+def test_consistency_training_reduces_the_divergence(tmp_path):
     def last_divergence(alpha: float) -> float:
         options = {"optim": "adamw_torch", "learning_rate": 5e-3, "max_steps": 40}
         trainer = make_trainer(tmp_path, consistency_weight=alpha, **options)
@@ -233,7 +233,7 @@ def test_it_brings_both_passes_together(tmp_path):
     assert last_divergence(20.0) < 0.7 * last_divergence(1e-9)
 
 
-def test_in_bf16_the_loss_is_nearly_that_of_float32(tmp_path, monkeypatch):
+def test_the_loss_in_bf16_approximates_that_in_float32(tmp_path, monkeypatch):
     monkeypatch.setattr(operators.dropout, "kernel", differ_by_pass)
     logged = []
     for bf16 in (False, True):
@@ -283,7 +283,7 @@ NO_DROPOUT = r"consistency_weight=5 compares two passes .* equal \(.*dropout=0.*
 
 
 @pytest.mark.parametrize("name", ["dropout", "attention_dropout", "activation_dropout", "word_dropout"])
-def test_any_dropout_will_do(tmp_path, name):
+def test_any_kind_of_dropout_is_accepted(tmp_path, name):
     make_trainer(tmp_path, model_of(**{"dropout": 0.0, name: 0.1}))
 
 
@@ -296,13 +296,13 @@ def test_equal_passes_are_refused(tmp_path, of_library):
         make_trainer(tmp_path, model)
 
 
-def test_a_run_refuses_them_before_it_reads_its_corpus():
+def test_a_run_without_dropout_is_refused_before_reading_the_corpus():
     flags = {"train_file": "nowhere.jsonl", "consistency_weight": 5, "dropout": 0, "output_dir": "run"}
     with pytest.raises(UserError, match=NO_DROPOUT):
         TrainingRun(load_config(None, as_flags(flags))).check()
 
 
-def test_a_distillation_refuses_it(tmp_path):
+def test_a_distillation_refuses_consistency_training(tmp_path):
     refused = "consistency_weight=5 is not supported by a distillation; leave it out, or let the teacher"
     config = load_config(None, ["--teacher", "t", "--consistency_weight", "5"], DistillationConfig)
     with pytest.raises(UserError, match=refused):

@@ -63,7 +63,7 @@ def test_a_model_of_the_library_trains_resumes_and_translates(kind: str, pairs: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mbart", "nllb"])
-def test_what_is_learned_is_translated(kind: str, pairs: Path, tmp_path: Path) -> None:
+def test_learned_pairs_are_translated(kind: str, pairs: Path, tmp_path: Path) -> None:
     """Encoding, the language and the decoder's start are the same in training and translation."""
     model = save_translator(kind, tmp_path / "model")
     train(config_for(model, pairs, max_steps=300))
@@ -101,7 +101,7 @@ def test_a_kernel_that_a_converted_model_does_not_have_is_refused(pairs: Path, t
 
 
 @pytest.mark.parametrize("kind", ["bpe", "byte"])
-def test_words_are_split_anew_where_the_tokenizer_has_merges(kind: str, pairs: Path, tmp_path: Path) -> None:
+def test_bpe_dropout_needs_a_tokenizer_with_merges(kind: str, pairs: Path, tmp_path: Path) -> None:
     tokenizer = train_tokenizer([*SOURCES, *TARGETS], 300, kind=kind)
     save_tokenizers(tokenizer, tokenizer, tmp_path / "model")
     tiny_model(vocab_size=len(tokenizer)).save_pretrained(tmp_path / "model")
@@ -117,7 +117,7 @@ def test_words_are_split_anew_where_the_tokenizer_has_merges(kind: str, pairs: P
 
 
 @pytest.mark.parametrize("part", ["encoder", "embeddings"])
-def test_frozen_weights_stay(part: str, pairs: Path, tmp_path: Path) -> None:
+def test_frozen_weights_do_not_change(part: str, pairs: Path, tmp_path: Path) -> None:
     model = save_translator("marian", tmp_path / "model")
     train(config_for(model, pairs, freeze=part, max_steps=2))
     before, after = weights(model), weights(tmp_path / "run")
@@ -161,7 +161,7 @@ def test_the_languages_of_a_run_are_saved_with_its_tokenizer(pairs: Path, tmp_pa
     assert source_prefix(load_tokenizers(tmp_path / "run")[0]) == ""
 
 
-def test_the_share_of_unknown_tokens_is_told(
+def test_the_share_of_unknown_tokens_is_reported(
     pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = save_translator("marian", tmp_path / "model")
@@ -184,7 +184,7 @@ def test_the_share_of_unknown_tokens_is_told(
         ("bart", {"attn_implementation": "fastest"}, "attn_implementation=fastest"),
     ],
 )
-def test_what_cannot_work_is_refused_before_the_corpus_is_read(
+def test_invalid_options_raise_an_error_before_reading_the_corpus(
     kind: str, options: dict[str, Any], message: str, pairs: Path, tmp_path: Path
 ) -> None:
     model = save_translator(kind, tmp_path / "model")
@@ -192,7 +192,7 @@ def test_what_cannot_work_is_refused_before_the_corpus_is_read(
         ContinuedRun(config_for(model, pairs, **options)).check()
 
 
-def test_a_model_that_is_no_encoder_decoder_is_refused(pairs: Path, tmp_path: Path) -> None:
+def test_a_model_that_is_not_an_encoder_decoder_is_refused(pairs: Path, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(UserError, match=r"type 'bert'.*expected an encoder-decoder such as"):

@@ -153,7 +153,7 @@ def test_a_pretrained_model_is_fine_tuned_with_its_tokenizer_by_the_command_line
     assert "rouge1" in capfd.readouterr().out
 
 
-def test_rows_of_a_stream_that_fit_no_batch_are_told(tiny, caplog):
+def test_streamed_rows_that_fit_no_batch_are_reported(tiny, caplog):
     del tiny["test_file"], tiny["validation_file"]
     run(tiny, **SPANS, streaming=True, max_tokens_per_batch=40, max_steps=80, save_strategy="no")
     assert "fit no batch of max_tokens_per_batch=40 are left out, as one of 4" in caplog.text
@@ -169,7 +169,7 @@ def test_rows_of_a_stream_that_fit_no_batch_are_told(tiny, caplog):
 @pytest.mark.slow
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("kind", ["spans", "random gaps"])
-def test_resuming_equals_never_having_stopped(tiny, tmp_path, kind, streaming):
+def test_a_resumed_run_equals_an_uninterrupted_one(tiny, tmp_path, kind, streaming):
     del tiny["test_file"], tiny["validation_file"]
     options = {**tiny, **KINDS[kind], "dropout": 0.3, "gradient_accumulation_steps": 2, "max_steps": 20}
     options |= {"save_steps": 13, "streaming": streaming}
@@ -235,7 +235,7 @@ def trained(texts, tmp_path_factory) -> dict[str, Path]:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else value,
 )
-def test_each_option_moves_the_weights(tiny, trained, kind, option):
+def test_each_option_changes_the_weights(tiny, trained, kind, option):
     del tiny["test_file"], tiny["validation_file"]
     run(tiny, **{**KINDS[kind], "save_strategy": "no", **option})
     before, after = weights(trained[kind]), weights(Path(tiny["output_dir"]))
@@ -333,7 +333,7 @@ def test_t5_of_the_library_is_trained_further(tiny, tmp_path):
         ),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_is_written(tiny, kind, options, message):
+def test_invalid_options_raise_an_error_before_writing_files(tiny, kind, options, message):
     with pytest.raises(UserError, match=message) as raised:
         pretrain(load_config(None, as_flags({**tiny, **KINDS[kind], **options}), PretrainingConfig))
     assert "\n" not in str(raised.value)
@@ -403,7 +403,7 @@ def test_pieces_without_a_sentence_to_remove_are_counted(tiny, texts, tmp_path, 
         run({**tiny, **without_marks(texts, tmp_path, every=1)}, **GAPS, output_dir=str(tmp_path / "other"))
 
 
-def test_a_stream_leaves_them_out(tiny, texts, tmp_path):
+def test_a_stream_leaves_out_pieces_without_a_sentence_to_remove(tiny, texts, tmp_path):
     files = without_marks(texts, tmp_path, every=2)
     scores = run({**tiny, **files}, **GAPS, streaming=True)
     assert 0 < scores["test_loss"] < 100

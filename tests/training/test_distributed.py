@@ -41,7 +41,7 @@ def test_resuming_in_two_processes_is_exact(options, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("streaming", [False, True], ids=["", "streaming"])
-def test_one_process_and_two_make_the_same_updates_and_go_on_for_each_other(options, tmp_path, streaming):
+def test_one_and_two_processes_make_equal_updates_and_resume_each_other(options, tmp_path, streaming):
     options |= {"dropout": 0.0, "streaming": streaming}  # what is dropped differs from process to process
     alone = {"gradient_accumulation_steps": 2, "output_dir": tmp_path / "alone"}
     train_in_processes(options, 2)

@@ -69,7 +69,7 @@ def test_a_model_that_does_not_fit_is_not_blamed_on_its_batches():
 
 @pytest.mark.parametrize("place", ["cache", "temporary", "output"])
 @pytest.mark.parametrize("named", [True, False])
-def test_a_full_disk_is_told_by_the_file_or_by_what_is_free(tmp_path, monkeypatch, place, named):
+def test_a_full_disk_is_identified_by_the_file_or_the_free_space(tmp_path, monkeypatch, place, named):
     folders = {name: tmp_path / name for name in ("cache", "temporary", "output")}
     for folder in folders.values():
         folder.mkdir()
@@ -87,7 +87,7 @@ def test_a_full_disk_is_told_by_the_file_or_by_what_is_free(tmp_path, monkeypatc
     assert message.startswith(f"no space left on the disk of {folders[place]}: free some, or {remedy[place]}")
 
 
-def test_standard_output_that_is_closed_is_no_lost_process(tmp_path, monkeypatch):
+def test_a_closed_standard_output_is_not_reported_as_a_lost_process(tmp_path, monkeypatch):
     closed = BrokenPipeError(errno.EPIPE, "Broken pipe")
     for processes in ("1", "2"):
         monkeypatch.setenv("WORLD_SIZE", processes)
@@ -132,13 +132,13 @@ def test_options_that_the_libraries_cannot_use_are_errors_of_the_user(tiny_run, 
     assert "\n" not in str(raised.value)
 
 
-def test_other_failures_are_one_line(tmp_path):
+def test_other_failures_give_one_line(tmp_path):
     message = describe_failure(KeyError("first\nsecond"), tmp_path)
     assert "\n" not in message
     assert message.startswith("training failed: KeyError: ")
 
 
-def test_what_was_saved_is_named(tmp_path):
+def test_the_message_names_the_last_checkpoint(tmp_path):
     assert describe_failure(KeyboardInterrupt(), tmp_path) == (
         "interrupted; no checkpoint to resume from had been saved"
     )

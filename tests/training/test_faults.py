@@ -196,7 +196,7 @@ def test_a_full_disk_ends_with_one_line_and_the_last_checkpoint(options, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_disk_that_cannot_be_written_to_is_told_before_any_work(options, tmp_path, cache_of_its_own):
+def test_a_read_only_disk_gives_an_error_before_any_work(options, tmp_path, cache_of_its_own):
     disk = tmp_path / "disk"
     disk.mkdir()
     command = [sys.executable, "-m", "vaswani.cli", "train"]

@@ -18,7 +18,7 @@ def run(options: dict, **more: object) -> Path:
 
 
 @pytest.mark.slow
-def test_scores_come_with_intervals_examples_and_how_they_were_made(tiny_run: dict) -> None:
+def test_scores_have_intervals_examples_and_search_settings(tiny_run: dict) -> None:
     folder = run(tiny_run, max_steps=30, generation_num_beams=2)
     record = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
     scores = json.loads((folder / "test_results.json").read_text(encoding="utf-8"))
@@ -61,7 +61,7 @@ def test_without_translations_there_are_no_scores(tiny_run: dict, reason: str) -
 
 
 @pytest.mark.slow
-def test_an_earlier_evaluation_does_not_outlive_a_training_that_goes_on(tiny_run: dict) -> None:
+def test_a_resumed_training_deletes_an_earlier_evaluation(tiny_run: dict) -> None:
     folder = run(tiny_run)
     before = (folder / "evaluation.json").read_text(encoding="utf-8")
     config = load_config(None, as_flags({**tiny_run, "max_steps": 9, "resume_from_checkpoint": "true"}))

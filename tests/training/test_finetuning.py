@@ -113,7 +113,7 @@ def test_our_encoder_learns_each_task(learned, task):
 @pytest.mark.exhaustive(after=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
-def test_one_of_the_library_learns_it_too_and_tells(toys, tmp_path, capsys, task):
+def test_a_library_encoder_learns_each_task_and_reports_it(toys, tmp_path, capsys, task):
     record = check_scores(learn(toys, task, "library", tmp_path), task)
     printed = capsys.readouterr().out
     best = record["metrics"][LEARNED[task]]
@@ -181,7 +181,7 @@ def test_the_configurations_train(toys, tmp_path, name, task):
 
 
 @pytest.mark.slow
-def test_a_second_text_may_tell_what_the_first_does_not(options, tmp_path):
+def test_a_second_text_is_used_for_the_label(options, tmp_path):
     rows = [
         {"text": "the film", "second": row["text"], "label": row["label"]}
         for row in toy_rows("classification", 100, seed=0)
@@ -247,7 +247,7 @@ def plain_run(toys: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=lambda option: next(iter(option)),
 )
-def test_each_option_moves_the_weights(options, plain_run, option):
+def test_each_option_changes_the_weights(options, plain_run, option):
     del options["test_file"], options["validation_file"]
     run(options, **option)
     moved, plain = weights(options["output_dir"]), weights(plain_run)
@@ -268,7 +268,7 @@ def test_the_separator_makes_the_labels(options, tmp_path):
 
 
 @pytest.mark.slow
-def test_pretrained_weights_are_what_training_begins_with(toys, options):
+def test_training_starts_from_pretrained_weights(toys, options):
     """With no learning rate to speak of, the encoder stays as it was; from scratch it is another."""
     embeddings = "model.encoder.embed_tokens.weight"
     before = weights(toys / "ours")[embeddings]
@@ -337,7 +337,7 @@ def test_tags_of_long_rows_are_all_scored(toys, options, tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["classification", "tagging"])
-def test_resuming_in_the_middle_equals_never_having_stopped(toys, options, tmp_path, task):
+def test_a_resumed_run_equals_an_uninterrupted_one(toys, options, tmp_path, task):
     options = for_task(options, toys, task) | {"max_steps": 9, "save_steps": 4, "max_tokens_per_batch": 700}
     run(options)
     resumed = {"output_dir": tmp_path / "resumed"}
@@ -354,7 +354,7 @@ def test_the_saved_configuration_repeats_the_run(options, tmp_path):
     assert_same_weights(options["output_dir"], tmp_path / "again")
 
 
-def test_rows_that_changed_are_not_gone_on_with(options, tmp_path):
+def test_resuming_with_changed_rows_is_refused(options, tmp_path):
     run(options, save_steps=3)
     write_jsonl(tmp_path / "other.jsonl", list(toy_rows("classification", 300, seed=9)))
     options |= {"train_file": tmp_path / "other.jsonl"}
@@ -462,7 +462,7 @@ def test_two_processes_train_and_score_as_one_does(toys, tmp_path, task):
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-def test_what_cannot_work_is_refused_before_anything_is_written(options, capsys, more, message):
+def test_invalid_options_give_an_error_before_writing_files(options, capsys, more, message):
     chosen = {name: value for name, value in {**options, **more}.items() if value is not None}
     assert run_command(["finetune", *as_flags(chosen)]) == 2
     told = capsys.readouterr().err.strip().splitlines()[-1]
@@ -470,14 +470,14 @@ def test_what_cannot_work_is_refused_before_anything_is_written(options, capsys,
     assert not Path(options["output_dir"]).exists()
 
 
-def test_a_model_that_pools_in_its_own_way_is_told_of(toys, options, capsys):
+def test_unsupported_classifier_pooling_gives_an_error(toys, options, capsys):
     options["model"] = toys / "library"
     assert run_command(["finetune", *as_flags({**options, "classifier_pooling": "mean"})]) == 2
     told = capsys.readouterr().err
     assert "classifier_pooling=mean is not supported by a model of type 'bert'" in told
 
 
-def test_the_help_tells_of_the_fields_and_the_scores(capsys):
+def test_the_help_lists_the_fields_and_the_scores(capsys):
     assert run_command(["finetune", "--help"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "--from_scratch" in told
@@ -485,7 +485,7 @@ def test_the_help_tells_of_the_fields_and_the_scores(capsys):
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
-def test_a_label_that_training_has_not_is_named(options, tmp_path, split):
+def test_a_label_missing_in_the_training_data_is_named(options, tmp_path, split):
     rows = [*toy_rows("classification", 3, seed=0), {"text": "the film", "label": "so so"}]
     options[f"{split}_file"] = write_jsonl(tmp_path / "rows.jsonl", rows)
     with pytest.raises(UserError, match=f"{split} has the label 'so so', which .*those have 'bad', 'good'"):

@@ -135,7 +135,9 @@ def test_an_adapter_trains_resumes_loads_merges_and_scores_the_same(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("task", "model"), [(task, model) for task, model, _ in KINDS])
-def test_plain_peft_loads_it_as_the_card_says(task: str, model: str, toys: Path, tmp_path: Path) -> None:
+def test_plain_peft_loads_an_adapter_as_the_card_says(
+    task: str, model: str, toys: Path, tmp_path: Path
+) -> None:
     finetune(config_for(toys, task, model, tmp_path / "run", max_steps=2))
     card = (tmp_path / "run" / "README.md").read_text()
     assert "library_name: peft" in card
@@ -227,7 +229,7 @@ def test_each_option_changes_the_adapter(toys: Path, tmp_path: Path) -> None:
         ("classification", "encoder", {"push_to_hub": True}, "nobody else can use an adapter"),
     ],
 )
-def test_what_cannot_work_is_refused_before_the_corpus(
+def test_invalid_options_raise_an_error_before_reading_the_corpus(
     task: str, model: str, options: dict[str, Any], told: str, toys: Path, tmp_path: Path
 ) -> None:
     config = config_for(toys, task, model, tmp_path / "run", **options)
@@ -243,7 +245,7 @@ def adapter(toys: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_an_adapter_predicts_and_another_task_does_not_begin_with_it(adapter: Path, toys: Path) -> None:
+def test_an_adapter_predicts_but_cannot_be_the_base_of_another_training(adapter: Path, toys: Path) -> None:
     predictions = Classifier.from_pretrained(adapter, device="cpu")(["the great film"])
     assert predictions[0].label in ("good", "bad")
     for more in ({"lora_rank": 2}, {"lora_rank": None}):
@@ -287,7 +289,7 @@ def test_with_a_frozen_encoder_the_head_alone_is_trained(
 
 
 @pytest.mark.parametrize(("task", "model"), [("question_answering", "bert"), ("completion", "gpt2")])
-def test_frozen_embeddings_stay(task: str, model: str, toys: Path, tmp_path: Path) -> None:
+def test_frozen_embeddings_do_not_change(task: str, model: str, toys: Path, tmp_path: Path) -> None:
     config = config_for(toys, task, model, tmp_path / "run", lora_rank=None, freeze="embeddings", max_steps=3)
     finetune(config)
     before, after = (

@@ -119,7 +119,7 @@ def test_padding_on_either_side_changes_nothing(options):
 
 
 @pytest.mark.slow
-def test_a_second_text_may_tell_what_the_first_does_not(options, tmp_path):
+def test_a_second_text_is_used_for_the_label(options, tmp_path):
     rows = [
         {"text": "the film", "second": row["text"], "label": row["label"]}
         for row in toy_rows("classification", 100, seed=0)
@@ -163,7 +163,7 @@ def test_from_scratch_a_decoder_has_the_same_shape(toys, options, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["ours", "library"])
-def test_resuming_in_the_middle_equals_never_having_stopped(toys, options, tmp_path, model):
+def test_a_resumed_run_equals_an_uninterrupted_one(toys, options, tmp_path, model):
     options |= {"model": toys / model, "max_steps": 9, "save_steps": 4, "lm_loss_weight": 0.5}
     run(options)
     run(
@@ -251,7 +251,7 @@ def test_two_processes_log_what_one_does(toys, options, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_weight_moves_the_weights_and_is_logged(options, tmp_path):
+def test_lm_loss_weight_changes_the_weights_and_the_loss_is_logged(options, tmp_path):
     run(options)
     run(options, lm_loss_weight=0.5, output_dir=tmp_path / "with")
     plain, moved = weights(options["output_dir"]), weights(tmp_path / "with")

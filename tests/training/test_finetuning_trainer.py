@@ -71,7 +71,7 @@ def test_parts_of_any_size_equal_the_whole(tmp_path, kind, library):
 
 
 @pytest.mark.parametrize("kind", TASKS)
-def test_evaluation_is_in_order_and_the_same_whatever_the_batches(tmp_path, kind):
+def test_evaluation_keeps_the_order_and_does_not_depend_on_batches(tmp_path, kind):
     metrics, predictions = [], []
     for budget in (40, 1000):
         trainer = make_trainer(tmp_path, kind, rows=30, max_tokens_per_batch=budget)
@@ -101,7 +101,7 @@ def test_the_loss_of_evaluation_is_that_of_all_labels_at_once(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["classification", "tagging"])
-def test_smoothing_moves_the_loss(tmp_path, kind):
+def test_smoothing_changes_the_loss(tmp_path, kind):
     losses = [
         make_trainer(tmp_path, kind, label_smoothing_factor=smoothing).evaluate()["eval_loss"]
         for smoothing in (0.0, 0.1)
@@ -118,7 +118,7 @@ def test_the_loss_alone_needs_no_predictions(tmp_path):
     ("metric", "greater"),
     [("mse", False), ("eval_mse", False), ("loss", False), ("pearson", True), ("accuracy", True)],
 )
-def test_an_error_is_better_when_it_is_less(tmp_path, metric, greater):
+def test_a_lower_error_is_better(tmp_path, metric, greater):
     for arguments in (LabelTrainingArguments, StackTrainingArguments):
         args = arguments(output_dir=str(tmp_path), metric_for_best_model=metric)
         assert args.greater_is_better is greater

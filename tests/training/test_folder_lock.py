@@ -71,7 +71,7 @@ def test_a_folder_that_a_run_is_in_is_refused_before_anything_is_read(
     owner.join()
 
 
-def test_an_owner_that_was_killed_does_not_block_even_if_a_copy_of_it_lives_on(folder):
+def test_a_killed_owner_with_living_forks_does_not_block_the_folder(folder):
     owner = started(folder, forks=True)
     with pytest.raises(UserError, match=f"in use by process {owner.pid} on "), only_run_in(folder):
         pass
@@ -104,7 +104,7 @@ def test_never_two_at_once_though_each_deletes_its_lock_file(folder):
     assert not folder.exists() or not list(folder.iterdir())
 
 
-def test_a_folder_that_is_removed_while_it_is_made_is_made_again(folder, monkeypatch):
+def test_a_folder_removed_during_creation_is_created_again(folder, monkeypatch):
     mkdir, calls = os.mkdir, []
 
     def removed_by_another(path: Path, *rest: int) -> None:
@@ -127,14 +127,14 @@ def test_anything_but_a_folder_in_its_place_is_an_error(folder, other, below):
         pass
 
 
-def test_a_refused_run_leaves_nothing(folder, tiny_run, capsys):
+def test_a_refused_run_leaves_no_folder(folder, tiny_run, capsys):
     options = {**tiny_run, "output_dir": str(folder / "of" / "runs"), "max_tokens_per_batch": 5}
     assert run(["train", *as_flags(options)]) == 2
     assert "max_tokens_per_batch=5 is too small" in capsys.readouterr().err
     assert not folder.exists()
 
 
-def test_a_file_system_without_locks_is_told_and_used(folder, monkeypatch):
+def test_a_file_system_without_locks_gives_a_warning(folder, monkeypatch):
     def refuse(*_: object) -> None:
         raise OSError(38, "Function not implemented")
 

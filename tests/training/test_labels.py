@@ -37,13 +37,13 @@ def test_one_label_is_none(task, labels, found):
         task.names_in(labels)
 
 
-def test_a_zero_or_one_for_each_of_two_labels_is_no_name():
+def test_a_zero_or_one_for_each_label_is_not_a_label_name():
     with pytest.raises(UserError, match=r"each row of train has all of the labels 0, 1, .* not a 0 or 1 for"):
         MultiLabel.names_in([["1", "0"], ["0", "1"]])
     assert MultiLabel.names_in([["1", "0"], ["0"]]) == ["0", "1"]
 
 
-def test_labels_that_training_has_not_seen_are_named():
+def test_labels_not_seen_in_training_are_named():
     task = MultiLabel(NAMES)
     task.check_known([["bad", "so so"], []], "validation")
     with pytest.raises(
@@ -115,7 +115,7 @@ def test_a_number_that_the_library_would_not_count_is_moved_by_its_last_bit():
 
 
 @pytest.mark.parametrize("kind", TASKS)
-def test_sure_logits_predict_what_the_targets_say(kind):
+def test_confident_logits_predict_the_targets(kind):
     task, logits, labels = some_labels(kind)
     if kind == "regression":
         sure = labels[:, None]

@@ -58,7 +58,7 @@ def options(tiny_run: dict) -> dict:
 
 
 @pytest.mark.slow
-def test_sigterm_saves_in_all_processes_and_the_run_goes_on_as_if_it_never_was(options, tmp_path):
+def test_sigterm_saves_in_all_processes_and_the_run_can_be_resumed(options, tmp_path):
     whole = start_two({**options, "output_dir": tmp_path / "whole"})
     stopped = {**options, "output_dir": tmp_path / "stopped"}
     process = start_two(stopped)
@@ -93,7 +93,7 @@ def test_ctrl_c_ends_all_with_one_line(options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_when_one_process_dies_all_end_promptly_and_say_so(options, rank):
+def test_when_one_process_dies_the_others_stop_promptly_with_a_message(options, rank):
     options |= {"max_steps": 100_000, "save_steps": 10}
     process = start_two(options)
     process.wait_for_update(25)
@@ -174,7 +174,7 @@ def test_accelerate_starts_the_same_training(options, tmp_path, cache_of_its_own
 
 
 @pytest.mark.slow
-def test_accelerate_shards_the_model_where_it_is_told_to(options, cache_of_its_own):
+def test_accelerate_shards_the_model_on_request(options, cache_of_its_own):
     command = [*ACCELERATE, "--config_file", str(CONFIGS / "fsdp2.yaml"), "--num_processes", "2"]
     command += ["--mixed_precision", "no", "-m", "vaswani.cli", "train"]
     process = start([*command, *as_flags(options | {"max_steps": 3})], cache_of_its_own)
@@ -207,7 +207,7 @@ def test_two_machines_train_together(options, cache_of_its_own):
 
 
 @pytest.mark.slow
-def test_one_process_where_two_were_asked_for_is_an_error(options, cache_of_its_own):
+def test_starting_one_of_two_requested_processes_gives_an_error(options, cache_of_its_own):
     command = [*ACCELERATE, "--cpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
     command += ["--dynamo_backend", "no", "-m", "vaswani.cli", "train", *as_flags(options)]
     process = start(command, cache_of_its_own)
@@ -217,7 +217,7 @@ def test_one_process_where_two_were_asked_for_is_an_error(options, cache_of_its_
     assert checkpoints(Path(options["output_dir"])) == []
 
 
-def test_a_configuration_that_cannot_work_is_told_once_and_before_anything_starts(options, capsys):
+def test_an_invalid_configuration_gives_one_error_before_starting_processes(options, capsys):
     flags = as_flags({**options, "label_smoothing_factor": 2})
     assert run(["train", *flags, "--num_processes", "2"]) == 2
     assert capsys.readouterr().err == ("vaswani: label_smoothing_factor=2.0 must be at least 0 and below 1\n")
@@ -231,7 +231,7 @@ def test_a_number_of_processes_that_cannot_be(options, capsys, number):
     )
 
 
-def test_the_launcher_leaves_the_devices_to_its_processes(options, monkeypatch):
+def test_the_launcher_does_not_use_the_devices(options, monkeypatch):
     seen = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("vaswani.training.launch.launcher.launch", lambda *_: 0)

@@ -97,7 +97,7 @@ def test_a_document_holds_the_end_of_a_review_beyond_the_window(benchmark, args,
     assert max(places) - min(places) > (LENGTH - REVIEW_TOKENS - benchmark.far(args.layers)) / 2
 
 
-def test_what_is_near_does_not_depend_on_review_or_label(benchmark, args, tokenizer, tmp_path):
+def test_the_beginning_of_a_document_does_not_depend_on_review_or_label(benchmark, args, tokenizer, tmp_path):
     others = argparse.Namespace(**vars(args))
     others.reviews = str(write_reviews(tmp_path / "others", opposite=True))
     pairs = zip(
@@ -150,7 +150,7 @@ def test_all_lengths_hide_the_same_reviews(benchmark, args, tokenizer):
         ({"rows": 42}, "20 reviews of a label; 42 documents need 21"),
     ],
 )
-def test_too_few_texts_are_told(benchmark, args, tokenizer, options, message):
+def test_too_few_texts_raise_an_error(benchmark, args, tokenizer, options, message):
     asked = {"length": LENGTH, "rows": ROWS, **options}
     with pytest.raises(UserError, match=message):
         list(benchmark.documents(args, "train", tokenizer=tokenizer, **asked))

@@ -75,7 +75,7 @@ def test_processes_with_the_same_batch_count_it_once(clock):
         assert once[name] == pytest.approx(2 * twice[name])
 
 
-def test_of_a_librarys_model_the_arithmetic_is_not_told(clock):
+def test_operations_of_library_models_are_not_reported(clock):
     counts = Meter(Accelerator(cpu=True), MarianConfig(), copies=1)
     counts.on_train_begin()
     counts.count(batch([3], [4]))
@@ -83,7 +83,7 @@ def test_of_a_librarys_model_the_arithmetic_is_not_told(clock):
     assert counts.report().keys() == {"tokens", "tokens_per_second", "padding"}
 
 
-def test_of_one_sequence_the_labels_are_no_tokens(clock):
+def test_labels_of_single_sequences_do_not_count_as_tokens(clock):
     config = VaswaniEncoderConfig(vocab_size=50, d_model=16, encoder_attention_heads=2)
     masked = batch([3, 5], [3, 5])
     masked["labels"][:, 1:] = -100  # a label in each row
@@ -116,7 +116,7 @@ def test_packed_rows_have_no_padding(clock):
 
 
 @pytest.mark.slow
-def test_a_training_logs_them(tiny_run):
+def test_a_training_logs_the_measurements(tiny_run):
     del tiny_run["test_file"], tiny_run["validation_file"]
     run = TrainingRun(resolved({**tiny_run, "save_strategy": "no"}))
     build, trainers = run.build_trainer, []

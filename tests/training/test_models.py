@@ -59,7 +59,7 @@ def test_a_seed_draws_the_head_and_new_weights(encoder):
     assert not torch.equal(*embeddings)
 
 
-def test_a_head_of_the_same_size_goes_on_and_one_of_another_is_new(encoder, tmp_path):
+def test_a_head_of_the_same_size_is_kept_and_another_is_initialized(encoder, tmp_path):
     opened = open_pretrained(str(encoder), CLASSIFIER)
     model, _ = load_with_head(opened, CLASSIFIER, FIELDS)
     model.save_pretrained(tmp_path / "tuned")
@@ -80,7 +80,7 @@ def test_weights_are_float32_whatever_was_saved(encoder):
     assert {weight.dtype for model in made for weight in model.parameters()} == {torch.float32}
 
 
-def test_the_longest_text_is_that_of_the_positions_or_of_the_tokenizer(tmp_path):
+def test_the_longest_text_is_limited_by_positions_or_tokenizer(tmp_path):
     learned = save_toy_encoder(tmp_path / "learned")
     assert open_pretrained(str(learned), CLASSIFIER).longest == POSITIONS
     any_length = save_toy_encoder(tmp_path / "any", position_embedding="sinusoidal")
@@ -115,7 +115,7 @@ def test_the_kernel_is_chosen(encoder, make):
         make(opened, CLASSIFIER, FIELDS, attn_implementation="fast")
 
 
-def test_a_translator_is_no_encoder(tmp_path):
+def test_a_translator_is_not_accepted_as_an_encoder(tmp_path):
     VaswaniForConditionalGeneration(
         VaswaniConfig(
             vocab_size=20,
@@ -135,7 +135,7 @@ def test_a_translator_is_no_encoder(tmp_path):
         open_pretrained(str(tmp_path), CLASSIFIER)
 
 
-def test_what_stands_in_the_way_is_told(tmp_path):
+def test_unusable_model_folders_raise_an_error(tmp_path):
     def broken(name: str):
         return shutil.copytree(whole, tmp_path / name)
 

@@ -124,13 +124,13 @@ def test_logged_losses_are_of_the_updates_that_were_made(options, tmp_path, step
     assert of_all == pytest.approx(sum(made.values()) / 4, rel=1e-4)
 
 
-def test_skipping_does_not_go_on_for_ever(options):
+def test_too_many_skipped_updates_raise_an_error(options):
     always = PoisonedRun({**options, "non_finite_loss": "skip"}, set(range(2, 30)))
     with pytest.raises(RunError, match=f"not finite in update {2 + MOST_SKIPPED}; "):
         always.run()
 
 
-def test_a_run_whose_updates_were_all_skipped_does_not_end_well(options):
+def test_a_run_with_only_skipped_updates_raises_an_error(options):
     always = PoisonedRun({**options, "non_finite_loss": "skip", "max_steps": 2}, {1, 2})
     with pytest.raises(RunError, match=r"all 2 updates were skipped, .*Lower the learning_rate"):
         always.run()

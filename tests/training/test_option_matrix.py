@@ -129,7 +129,7 @@ def nullable(config: type[BaseConfig]) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_flag_sets_any_field_that_may_be_none_back_to_it(kind):
+def test_a_flag_can_set_any_nullable_field_to_none(kind):
     of_flags = config_file._Fields(KINDS[kind].config).of_flags
     names = nullable(KINDS[kind].config)
     assert {"learning_rate", "max_test_rows"} & {*names}
@@ -285,7 +285,7 @@ def test_awkward_numbers_are_refused_or_used(start, kind, section, name, value):
     assert "\n" not in message
 
 
-def test_what_is_accepted_is_still_a_field():
+def test_accepted_exceptions_name_existing_fields():
     assert {name for name, _ in ACCEPTED} <= {name for _, _, name in NUMERIC}
 
 

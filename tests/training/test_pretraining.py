@@ -154,7 +154,7 @@ def test_the_saved_configuration_repeats_the_run_bit_by_bit(tiny, tmp_path, kind
 @pytest.mark.slow
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("kind", OBJECTIVES)
-def test_resuming_equals_never_having_stopped(tiny, tmp_path, kind, streaming):
+def test_a_resumed_run_equals_an_uninterrupted_one(tiny, tmp_path, kind, streaming):
     """Masks, packed blocks and pairs are the same; an epoch has fewer than nine updates."""
     del tiny["test_file"], tiny["validation_file"]
     options = {**tiny, **OBJECTIVES[kind], "dropout": 0.3, "gradient_accumulation_steps": 2}
@@ -173,7 +173,7 @@ def test_resuming_equals_never_having_stopped(tiny, tmp_path, kind, streaming):
     assert_same_weights(Path(options["output_dir"]), resumed)
 
 
-def test_a_run_goes_on_with_its_own_model_and_texts_alone(tiny, tmp_path):
+def test_resuming_with_another_model_or_corpus_is_refused(tiny, tmp_path):
     options = {**tiny, **OBJECTIVES["masked"]}
     run(options)
     with pytest.raises(
@@ -230,7 +230,7 @@ def trained(texts, tmp_path_factory) -> dict[str, torch.Tensor]:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else value,
 )
-def test_each_option_moves_the_weights(tiny, trained, kind, option, tmp_path):
+def test_each_option_changes_the_weights(tiny, trained, kind, option, tmp_path):
     del tiny["test_file"], tiny["validation_file"]
     if option == {"text_field": "number"}:  # another column of text
         rows = [json.loads(line) for line in Path(tiny["train_file"]).read_text().splitlines()]
@@ -286,7 +286,7 @@ def test_validation_sequences_can_be_limited(tiny, capsys):
 
 
 @pytest.mark.slow
-def test_token_types_are_there_where_they_are_used(tiny):
+def test_token_types_exist_only_where_used(tiny):
     for kind, token_types in (("masked", 0), ("pairs", 2)):
         folder = f"{tiny['output_dir']}-{kind}"
         run({**tiny, "output_dir": folder}, **OBJECTIVES[kind], max_steps=1)
@@ -337,7 +337,7 @@ def test_a_model_is_trained_further_on_longer_sequences(tiny, models, kind, caps
 @pytest.mark.exhaustive(after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", OBJECTIVES)
-def test_going_on_is_repeated_by_its_configuration_and_resumed(tiny, models, tmp_path, kind):
+def test_continued_pretraining_is_reproducible_and_resumable(tiny, models, tmp_path, kind):
     run(going_on(tiny, kind, models[kind], seed=11))
     first = Path(tiny["output_dir"])
     saved = first / "training_config.yaml"
@@ -363,7 +363,7 @@ def test_a_head_that_the_model_lacks_is_new(tiny, models, capsys):
     assert "new weights: lm_head" in capsys.readouterr().out
 
 
-def test_bert_goes_on(tiny, tmp_path):
+def test_bert_can_be_pretrained_further(tiny, tmp_path):
     """With a tokenizer of its own kind, in which a text begins and ends with `[CLS]` and `[SEP]` alone."""
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "dog", "sleeps", "."]
     tokenizer = BertTokenizer(vocab={token: number for number, token in enumerate(vocabulary)})
@@ -421,7 +421,9 @@ def test_bert_goes_on(tiny, tmp_path):
         ("causal", "causal", {"attn_implementation": "fast"}, "fast"),
     ],
 )
-def test_what_a_model_cannot_go_on_with_is_refused(tiny, models, kind, model, options, message):
+def test_options_that_contradict_the_pretrained_model_raise_an_error(
+    tiny, models, kind, model, options, message
+):
     with pytest.raises(UserError, match=message):
         run(going_on(tiny, kind, models.get(model, model), **options))
     assert not (Path(tiny["output_dir"]) / "model.safetensors").exists()
@@ -495,7 +497,7 @@ def test_a_decoder_whose_tokenizer_is_not_of_bytes_is_measured_without_them(tiny
         ("masked", {"lr_scheduler_type": "linear", "learning_rate": None}, "linear needs a learning_rate"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_is_written(tiny, kind, options, message):
+def test_invalid_options_raise_an_error_before_writing_files(tiny, kind, options, message):
     chosen = {**tiny, **OBJECTIVES[kind], **options}
     chosen = {name: value for name, value in chosen.items() if value is not None}
     with pytest.raises(UserError, match=message) as raised:

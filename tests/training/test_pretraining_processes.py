@@ -70,7 +70,7 @@ def test_one_process_and_two_make_the_same_updates_and_scores(tmp_path, objectiv
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("way", ["fsdp_size", "tensor_parallel_size"])
-def test_shares_of_a_model_learn_what_the_whole_does(tmp_path, objective, way):
+def test_a_sharded_model_learns_the_same_as_a_whole_one(tmp_path, objective, way):
     texts = write_texts(tmp_path, train=60, test=7)
     options = {**OPTIONS, **OBJECTIVES[objective], **texts}
     copies = 2 if way == "fsdp_size" else 1  # with shares of the products, both have the same batches

@@ -152,7 +152,7 @@ def test_scores_are_those_of_the_whole_set(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["causal", "parts", "bytes"])
-def test_bytes_are_those_of_the_text_whatever_its_script(tmp_path, kind):
+def test_bytes_of_texts_in_any_script_are_counted(tmp_path, kind):
     texts = ["Ωmega éclair 日本語 😀!\n\n", "  a", "\ttab", "x" * 100]
     trainer = make_trainer(tmp_path, kind, texts)
     trainer.evaluate()
@@ -219,7 +219,7 @@ def test_one_row_in_eight_steps_equals_eight_rows_in_one(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["masked", "causal", "pairs"])
-def test_what_is_trained_is_the_models_own_loss(tmp_path, kind):
+def test_the_trainer_loss_equals_the_model_loss(tmp_path, kind):
     """The loss in one pass with the output projection equals that of all logits."""
     trainer = make_trainer(tmp_path, kind)
     batch = next(iter(trainer.get_train_dataloader()))

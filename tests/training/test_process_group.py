@@ -40,7 +40,7 @@ def start(ranks: list[int], world_size: int, options: dict) -> list:
     ("ranks", "missing"),
     [([0, 2], "processes 1, 3 of 4 did not start"), ([1], "process 0 of 4 did not start")],
 )
-def test_processes_that_do_not_come_are_named(tiny_run, ranks, missing):
+def test_processes_that_do_not_start_are_named(tiny_run, ranks, missing):
     for rank, process in zip(ranks, start(ranks, 4, tiny_run | {"ddp_timeout": 1}), strict=True):
         process.join(60)
         assert process.exitcode == 1

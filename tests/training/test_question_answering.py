@@ -100,7 +100,7 @@ def test_a_tiny_model_learns_to_answer(toys, learned, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["v1", "v2", "library"])
-def test_the_files_of_answers_are_those_of_the_scores(toys, learned, name):
+def test_the_scores_can_be_recomputed_from_the_answer_files(toys, learned, name):
     rows = {row["id"]: row for row in map(json.loads, (toys / "v1" / "test.jsonl").open())}
     if name != "v1":
         rows = {row["id"]: row for row in map(json.loads, (toys / "v2" / "test.jsonl").open())}
@@ -127,7 +127,7 @@ def test_the_files_of_answers_are_those_of_the_scores(toys, learned, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["v1", "v2", "library", "gpt2"])
-def test_the_saved_model_answers_as_the_run_has_scored_it(toys, learned, name):
+def test_the_saved_model_reproduces_the_answers_and_scores_of_the_run(toys, learned, name):
     rows = list(toy_questions(40, seed=2, **({"words": 20} if name == "v1" else {"unanswerable": 0.4})))
     evaluation = evaluate_answers(QuestionAnswerer.from_pretrained(learned[name]), rows)
     expected = read(learned[name], "predictions.json")
@@ -156,7 +156,7 @@ def test_plain_transformers_gives_the_same_logits(learned, name):
 
 
 @pytest.mark.slow
-def test_the_card_tells_the_hub_the_task(learned):
+def test_the_card_names_the_task(learned):
     card = (learned["v2"] / "README.md").read_text()
     assert "pipeline_tag: question-answering" in card
     assert "- type: f1\n      value: " in card
@@ -177,7 +177,7 @@ def test_the_card_tells_the_hub_the_task(learned):
     ],
     ids=lambda more: "".join(more),
 )
-def test_training_options_move_the_loss(options, tmp_path, more):
+def test_training_options_change_the_loss(options, tmp_path, more):
     options["train_file"] = write_jsonl(tmp_path / "rows.jsonl", list(toy_questions(60, 0, words=40)))
     options.pop("dataset")
     run(options)
@@ -186,7 +186,7 @@ def test_training_options_move_the_loss(options, tmp_path, more):
 
 
 @pytest.mark.slow
-def test_evaluation_options_move_the_answers(toys, options, tmp_path):
+def test_evaluation_options_change_the_answers(toys, options, tmp_path):
     run(options, dataset=toys / "v2")
     before = {
         name: read(options["output_dir"], f"{name}.json") for name in ("predictions", "nbest_predictions")
@@ -238,7 +238,7 @@ def test_fields_are_read_by_their_names(options, tmp_path):
 
 
 @pytest.mark.slow
-def test_resuming_in_the_middle_equals_never_having_stopped(toys, options, tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one(toys, options, tmp_path):
     options |= {"max_steps": 9, "save_steps": 4, "dataset": toys / "v2"}
     run(options)
     resumed = {"output_dir": tmp_path / "resumed"}
@@ -250,7 +250,7 @@ def test_resuming_in_the_middle_equals_never_having_stopped(toys, options, tmp_p
 
 
 @pytest.mark.slow
-def test_a_resumed_run_may_choose_answers_in_another_way(options, tmp_path, capsys):
+def test_a_resumed_run_can_change_the_answer_options(options, tmp_path, capsys):
     run(options, save_steps=6)
     checkpoint = options["output_dir"] / "checkpoint-6"
     more = {"max_answer_length": 1, "n_best": 2, "null_score_diff_threshold": -1e9}
@@ -386,7 +386,7 @@ def test_evaluation_does_not_depend_on_batches(tmp_path):
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-def test_what_cannot_work_is_refused_before_anything_is_written(options, capsys, more, message):
+def test_invalid_options_give_an_error_before_writing_files(options, capsys, more, message):
     chosen = {name: value for name, value in {**options, **more}.items() if value is not None}
     assert run_command(["finetune", *as_flags(chosen)]) == 2
     told = capsys.readouterr().err.strip().splitlines()[-1]
@@ -406,7 +406,7 @@ def test_an_answer_at_the_wrong_place_is_named_before_anything_is_written(option
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_answers_are_written_by_ids_so_that_each_has_its_own(options, tmp_path, capsys, split):
+def test_duplicate_ids_in_validation_give_an_error(options, tmp_path, capsys, split):
     rows = list(toy_questions(5, seed=0))
     rows[3]["id"] = rows[1]["id"]
     write_jsonl(tmp_path / "twice.jsonl", rows)
@@ -427,7 +427,7 @@ def test_a_translator_is_refused(options, tmp_path):
         run(options, model=tmp_path / "translator")
 
 
-def test_the_help_tells_of_the_fields_and_the_scores(capsys):
+def test_the_help_lists_the_fields_and_the_scores(capsys):
     assert run_command(["finetune", "--task", "question_answering", "--help"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "--null_score_diff_threshold" in told

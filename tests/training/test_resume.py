@@ -43,7 +43,7 @@ def options(tiny_run: dict) -> dict:
 
 
 @pytest.mark.slow
-def test_killed_at_three_random_steps_a_run_ends_as_if_it_never_was(options, tmp_path):
+def test_a_run_killed_at_three_random_steps_ends_with_the_same_weights(options, tmp_path):
     train_in_processes({**options, "output_dir": tmp_path / "whole"}, 1)
 
     killed = {**options, "output_dir": tmp_path / "killed"}

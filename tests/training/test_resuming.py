@@ -199,7 +199,7 @@ def test_every_setting_that_changes_is_announced_or_refused(saved, kind, capsys,
 
 
 @pytest.mark.parametrize("name", [*NOT_MADE_HERE, NUM_PROCESSES])
-def test_so_are_those_that_cannot_change_here(saved, tmp_path, name, capsys):
+def test_recorded_settings_that_cannot_change_here_are_checked_too(saved, tmp_path, name, capsys):
     kinds = {"objective": "masked", "model": "finetune", "teacher": "distill", "student": "distill"}
     kind = kinds.get(name, "train")
     config = saved[kind][0]
@@ -237,7 +237,7 @@ class LaterArguments(TrainingArguments):
     warp_factor: int = 1
 
 
-def test_a_field_that_a_later_version_adds_is_refused_unless_it_is_as_before(saved):
+def test_a_new_field_of_a_later_version_must_have_its_default(saved):
     config, checkpoint = saved["train"]
     given = {name: getattr(config.training, name) for name in ("output_dir", "learning_rate", "use_cpu")}
     later = copy.copy(config)
@@ -248,7 +248,7 @@ def test_a_field_that_a_later_version_adds_is_refused_unless_it_is_as_before(sav
         check_resumable(checkpoint, later)
 
 
-def test_a_field_that_a_later_version_drops_matters_only_where_it_was_used(saved, tmp_path):
+def test_a_dropped_field_of_an_earlier_version_must_have_its_default(saved, tmp_path):
     config, _ = saved["train"]
     manifest = manifest_of(config)
     unused = manifest | {"library_defaults": {**manifest["library_defaults"], "warp_factor": 1}}
@@ -259,7 +259,7 @@ def test_a_field_that_a_later_version_drops_matters_only_where_it_was_used(saved
 
 
 @pytest.mark.parametrize(("former", "kind"), [("bpe", "bpe"), ("bytes", "byte")])
-def test_an_earlier_versions_kind_of_tokenizer_is_known(tmp_path, former, kind):
+def test_the_tokenizer_field_of_an_earlier_version_is_understood(tmp_path, former, kind):
     config = resolved("masked", tokenizer_kind=kind)
     manifest = manifest_of(config)
     settings = {name: value for name, value in manifest["settings"].items() if name != "tokenizer_kind"}
@@ -354,7 +354,7 @@ def test_some_may_change_under_a_condition(tmp_path, monkeypatch, before, now, r
         ("causal", CausalLMRun, {"pack": False}),
     ],
 )
-def test_it_is_refused_before_the_corpus_is_read_and_nothing_is_touched(
+def test_a_refused_resumption_neither_reads_the_corpus_nor_changes_files(
     tmp_path, monkeypatch, kind, run, refused
 ):
     save(tmp_path, resolved(kind, output_dir=tmp_path))
@@ -372,7 +372,7 @@ def test_a_checkpoint_of_another_command_is_refused(saved):
         check_resumable(saved["distill"][1], saved["train"][0])
 
 
-def test_a_refusal_tells_the_configuration_to_resume_with(saved, tmp_path):
+def test_a_refusal_names_the_configuration_to_resume_with(saved, tmp_path):
     config, _ = saved["train"]
     checkpoint = save(tmp_path, config)
     with pytest.raises(UserError, match="; resume with what it was, or start a new run"):
@@ -382,7 +382,7 @@ def test_a_refusal_tells_the_configuration_to_resume_with(saved, tmp_path):
         check_resumable(checkpoint, resolved("train", seed=1))
 
 
-def test_without_settings_in_the_checkpoint_those_beside_it_are_compared(tmp_path, caplog):
+def test_checkpoints_without_settings_are_compared_with_the_runs_settings(tmp_path, caplog):
     """As for checkpoints of earlier versions, or of transformers' own trainer."""
     config = resolved("train", seed=7, max_grad_norm=2)
     checkpoint = save(tmp_path, config)
@@ -400,7 +400,7 @@ def test_without_settings_in_the_checkpoint_those_beside_it_are_compared(tmp_pat
 @pytest.mark.parametrize(
     ("kind", "name"), [("finetune", "model"), ("distill", "teacher"), ("distill", "student")]
 )
-def test_a_model_that_a_run_began_with_may_move_and_keeps_its_name(tmp_path, kind, name):
+def test_the_initial_model_of_a_run_can_move_but_not_change_its_name(tmp_path, kind, name):
     config = resolved(kind, **{name: "/home/ada/encoder"})
     checkpoint = save(tmp_path, config)
     check_resumable(checkpoint, resolved(kind, **{name: "runs/encoder"}))
@@ -408,7 +408,7 @@ def test_a_model_that_a_run_began_with_may_move_and_keeps_its_name(tmp_path, kin
         check_resumable(checkpoint, resolved(kind, **{name: "runs/other"}))
 
 
-def test_folders_of_this_machine_can_be_hidden_and_it_is_resumed_all_the_same(tmp_path):
+def test_a_checkpoint_with_hidden_folders_can_be_resumed(tmp_path):
     options = {
         "train_file": ["/home/ada/a.de", "/home/ada/a.en"],
         "output_dir": "/home/ada/run",
@@ -494,7 +494,7 @@ OF_EVERY_START = {
 }
 
 
-def test_of_every_setting_that_may_change_it_is_known_where_its_effect_is_seen():
+def test_every_changeable_setting_has_a_test_of_its_effect():
     elsewhere = {name for names in SEEN_ELSEWHERE.values() for name in names}
     assert CHANGES.keys() | elsewhere | OF_EVERY_START == MAY_CHANGE.keys()
 
@@ -548,7 +548,7 @@ def history(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_what_is_saved_says_what_happened(resumed):
+def test_resumptions_are_recorded_in_the_saved_files(resumed):
     folder, _ = resumed
     settings = yaml.safe_load((folder / "training_config.yaml").read_text())
     resumptions = settings.pop("resumed")

@@ -50,7 +50,7 @@ def test_scores_of_the_model_before_a_resumption_are_gone(tiny_run):
 
 
 @pytest.mark.slow
-def test_a_run_leaves_a_model_that_stands_alone(tiny_run, capsys):
+def test_a_run_saves_a_model_with_everything_needed_to_use_it(tiny_run, capsys):
     scores = run(tiny_run, eval_strategy="steps", eval_steps=3)
     folder = Path(tiny_run["output_dir"])
     assert {"test_loss", "test_bleu", "test_chrf", "test_exact_match"} <= scores.keys()
@@ -71,7 +71,7 @@ def test_a_run_leaves_a_model_that_stands_alone(tiny_run, capsys):
 
 
 @pytest.mark.slow
-def test_a_split_that_is_trained_on_is_told(tiny_run, tmp_path, capsys):
+def test_a_test_split_that_is_also_trained_on_gives_a_warning(tiny_run, tmp_path, capsys):
     copied = shutil.copy(tiny_run["train_file"], tmp_path / "copied.jsonl")
     run(tiny_run, max_steps=1, test_file=copied, max_test_rows=2, eval_strategy="no")
     told = "is also a training file: its scores do not show how the model does on unseen texts"
@@ -97,7 +97,7 @@ def test_a_run_leaves_its_curves(tiny_run, monkeypatch):
         ({"position_embedding": "learned", "max_position_embeddings": 24, "max_target_length": 24}, 24),
     ],
 )
-def test_a_plain_generate_goes_as_far_as_training_did(tiny_run, options, longest):
+def test_generate_defaults_to_the_lengths_of_the_training(tiny_run, options, longest):
     run(tiny_run, max_source_length=24, max_steps=1, **options)
     model = AutoModelForSeq2SeqLM.from_pretrained(tiny_run["output_dir"])
     assert model.generation_config.max_source_length == 24  # where `Translator` finds how far training went
@@ -227,7 +227,7 @@ def trained_base(dates, tmp_path_factory) -> torch.Tensor:
     ],
     ids=lambda option: next(iter(option)),
 )
-def test_each_option_moves_the_weights(tiny_run, trained_base, option):
+def test_each_option_changes_the_weights(tiny_run, trained_base, option):
     del tiny_run["test_file"], tiny_run["validation_file"]
     run(tiny_run, save_strategy="no", **option)
     moved = weights(tiny_run["output_dir"])
@@ -283,7 +283,7 @@ def parts(folder: Path) -> tuple:
     return model.encoder, model.decoder
 
 
-def test_one_vocabulary_has_one_embedding_and_the_settings_say_so(tiny_run, capsys):
+def test_one_vocabulary_has_one_embedding_and_this_is_recorded(tiny_run, capsys):
     run(tiny_run)
     settings = yaml.safe_load((Path(tiny_run["output_dir"]) / "training_config.yaml").read_text())
     assert settings["share_encoder_decoder_embeddings"] is True
@@ -311,7 +311,7 @@ def test_one_embedding_for_two_vocabularies_is_refused_before_the_corpus_is_read
 
 
 @pytest.mark.slow
-def test_a_run_that_began_with_one_embedding_for_two_vocabularies_goes_on_so(tiny_run, caplog):
+def test_an_old_run_with_one_embedding_for_two_vocabularies_is_resumed(tiny_run, caplog):
     options = {**tiny_run, "shared_vocab": False, "vocab_size": 261}
     with pytest.MonkeyPatch.context() as earlier_version:
         earlier_version.setattr(training_run, "has_one_vocabulary", lambda source, target: True)
@@ -349,7 +349,7 @@ def test_test_rows_can_be_limited_or_left_alone(tiny_run, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reads", [{}, {"dataloader_num_workers": 1}, {"streaming": True}], ids=str)
-def test_a_resumed_run_splits_words_as_if_it_had_never_stopped(tiny_run, reads):
+def test_a_resumed_run_with_bpe_dropout_equals_an_uninterrupted_one(tiny_run, reads):
     """With more updates than an epoch has, in whose middle it stops."""
     options = {**tiny_run, "bpe_dropout": 0.3, "max_steps": 12, "save_steps": 5, **reads}
     run(options)
@@ -434,7 +434,7 @@ def test_tensorboard_is_written(tiny_run):
         ),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_is_written(tiny_run, options, message):
+def test_invalid_options_raise_an_error_before_writing_files(tiny_run, options, message):
     chosen = {name: value for name, value in {**tiny_run, **options}.items() if value is not None}
     with pytest.raises(UserError, match=message) as raised:
         run(chosen)
@@ -476,7 +476,7 @@ def test_a_limit_that_leaves_only_special_tokens_is_refused_before_the_corpus_is
 
 
 @pytest.mark.slow
-def test_targets_that_do_not_come_back_from_their_tokens_are_shown_and_scored(tiny_run, caplog, capfd):
+def test_targets_changed_by_the_tokenizer_are_reported_and_scored(tiny_run, caplog, capfd):
     def lossy(run, corpus):
         tokenizer = train_tokenizer(corpus.split("train")["target"][:], 280)
         tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(
@@ -503,6 +503,6 @@ def test_targets_that_do_not_come_back_from_their_tokens_are_shown_and_scored(ti
 
 
 @pytest.mark.slow
-def test_targets_that_come_back_are_not_mentioned(tiny_run, caplog):
+def test_targets_unchanged_by_the_tokenizer_are_not_reported(tiny_run, caplog):
     run(tiny_run, max_steps=1)
     assert "come back" not in caplog.text

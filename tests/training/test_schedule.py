@@ -85,7 +85,7 @@ def planned(name: str, warmup: int, updates: int, peak: float = 1e-3) -> LambdaL
         ("constant", 4000, 10, None),
     ],
 )  # fmt: skip
-def test_a_warm_up_that_takes_the_whole_training_is_told(name, warmup, updates, message):
+def test_a_warm_up_as_long_as_the_training_gives_a_warning(name, warmup, updates, message):
     told = check_warmup(planned(name, warmup, updates), warmup, updates)
     assert (told is None) if message is None else re.search(message, told)
 
@@ -144,6 +144,6 @@ def test_a_configuration_plans_its_schedule():
         ),
     ],
 )
-def test_what_cannot_be_planned(make, message):
+def test_invalid_schedules_raise_an_error(make, message):
     with pytest.raises(UserError, match=message):
         make()

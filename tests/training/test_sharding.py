@@ -106,7 +106,7 @@ def test_losses_gradients_and_weights_are_those_of_one_process(options, train_on
 
 
 @pytest.mark.slow
-def test_what_is_whole_stays_equal_under_dropout(options, tmp_path):
+def test_replicated_weights_stay_equal_under_dropout(options, tmp_path):
     options |= WAYS["tensor parallel"] | {"dropout": 0.3, "activation_dropout": 0.2, "attention_dropout": 0.2}
     options |= {"word_dropout": 0.2, "consistency_weight": 5.0}
     train_in_processes(options | {"output_dir": str(tmp_path / "run")}, 2)
@@ -143,7 +143,7 @@ def test_four_processes_in_two_dimensions(options, tmp_path, train_once, way):
 
 
 @pytest.mark.slow
-def test_each_goes_on_where_another_was(options, tmp_path, train_once):
+def test_every_sharding_method_resumes_checkpoints_of_the_others(options, tmp_path, train_once):
     ways = {"alone": {}, **WAYS}
     folders = {name: train_once(options | way, 1 if name == "alone" else 2) for name, way in ways.items()}
     for begun, goes_on in zip(ways, [*list(ways)[2:], *list(ways)[:2]], strict=True):
@@ -201,9 +201,7 @@ def test_sizes_that_do_not_fit_are_refused(options, capsys, sizes, message):
         ({"FSDP_VERSION": "2", "FSDP_OFFLOAD_PARAMS": "true"}, "fsdp_offload_params is not supported"),
     ],
 )
-def test_what_a_launcher_asks_for_and_we_do_not_do_is_refused(
-    options, capsys, monkeypatch, settings, message
-):
+def test_unsupported_launcher_settings_give_an_error(options, capsys, monkeypatch, settings, message):
     for name, value in {"ACCELERATE_USE_FSDP": "true", **settings}.items():
         monkeypatch.setenv(name, value)
     assert run(["train", *as_flags(options)]) == 2

@@ -102,7 +102,7 @@ def test_without_a_last_checkpoint_the_command_for_the_scores_is_named(tiny_run)
     assert re.search(rf"^vaswani: stopped by SIGTERM {re.escape(expected)}$", log, re.MULTILINE)
 
 
-def test_a_tokenizer_is_trained_beside_the_main_thread_which_ctrl_c_reaches():
+def test_tokenizers_are_trained_in_another_thread_so_that_ctrl_c_works():
     threads = set()
 
     def texts():
@@ -118,7 +118,7 @@ def test_a_tokenizer_is_trained_beside_the_main_thread_which_ctrl_c_reaches():
     assert "tokenizer training" in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_training_that_fails_leaves_the_handler_as_it_was(
+def test_a_failed_training_restores_the_signal_handler(
     tiny_run: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: object, **kwargs: object) -> None:

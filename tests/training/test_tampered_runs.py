@@ -55,7 +55,9 @@ class Evil:
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
-def test_a_pickled_state_is_refused_with_a_way_on(run: dict[str, Any], name: str, tmp_path: Path) -> None:
+def test_a_pickled_state_with_code_is_refused_with_a_remedy(
+    run: dict[str, Any], name: str, tmp_path: Path
+) -> None:
     """The way on is not the same checkpoint once more."""
     tamper(run, name, pickle.dumps(Evil(tmp_path / "trace"), protocol=2))
     with pytest.raises(pickle.UnpicklingError) as failed:

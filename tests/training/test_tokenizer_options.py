@@ -76,7 +76,7 @@ def test_a_model_is_trained_with_a_tokenizer_that_is_given(kind: str, tmp_path: 
 
 
 @pytest.mark.slow
-def test_each_side_may_have_a_tokenizer_of_its_own(tmp_path: Path) -> None:
+def test_each_side_can_have_its_own_tokenizer(tmp_path: Path) -> None:
     names = {side: given("sentencepiece", tmp_path / side) for side in ("one", "two")}
     write_sentencepiece(names["two"], model_type="bpe", vocab_size=60)
     train(config_for(tmp_path, tokenizer=names["one"], target_tokenizer=names["two"]))
@@ -168,7 +168,7 @@ def test_a_tokenizer_that_cannot_be_used_is_refused_before_the_corpus(
         TrainingRun(config_for(tmp_path, **options)).check()
 
 
-def test_one_tokenizer_for_both_sides_is_no_two_vocabularies(tmp_path: Path) -> None:
+def test_a_given_tokenizer_excludes_separate_vocabularies(tmp_path: Path) -> None:
     name = given("sentencepiece", tmp_path / "tokenizer")
     with pytest.raises(UserError, match="shared_vocab=false trains two vocabularies, and tokenizer="):
         TrainingRun(config_for(tmp_path, tokenizer=name, shared_vocab=False)).check()
@@ -188,7 +188,7 @@ def test_a_student_with_its_teachers_tokenizers_takes_no_other(tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shared_vocab", [True, False])
-def test_tags_of_sources_stay_whole(shared_vocab: bool, tmp_path: Path) -> None:
+def test_source_tags_are_single_tokens(shared_vocab: bool, tmp_path: Path) -> None:
     options = options_for(tmp_path, source_tags=["<a>", "<b>"], shared_vocab=shared_vocab)
     rows = [(f"<{'ab'[i % 2]}> {text}", TARGETS[i]) for i, text in enumerate(SOURCES)]
     lines = "".join(f"{source}\t{target}\n" for source, target in rows)

@@ -76,7 +76,7 @@ def weights(model) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("trainer", [Trainer, PretrainingTrainer, FinetuningTrainer, DistillationTrainer])
-def test_at_most_two_classes_stand_between_a_trainer_and_the_librarys(trainer):
+def test_a_trainer_is_at_most_two_classes_below_that_of_the_library(trainer):
     ours = [base for base in trainer.__mro__[1:] if base.__module__.startswith("vaswani")]
     assert len(ours) <= 2
 
@@ -93,7 +93,7 @@ def test_a_trainer_needs_no_yaml_no_command_no_run_and_no_hub():
 # ------------------------------------------------------------------------------------------------- training
 
 
-def test_a_warm_up_that_takes_the_whole_training_is_told_before_the_first_update(tmp_path, caplog):
+def test_a_too_long_warm_up_gives_a_warning_before_the_first_update(tmp_path, caplog):
     trainer = make_trainer(tmp_path, max_steps=2, warmup_steps=20)
     trainer.train()
     (told,) = [record.getMessage() for record in caplog.records if "warmup_steps" in record.getMessage()]
@@ -186,7 +186,7 @@ def trained_base(tmp_path_factory) -> torch.Tensor:
         {"bf16": True},
     ],
 )
-def test_each_option_moves_the_result(tmp_path, trained_base, options):
+def test_each_option_changes_the_result(tmp_path, trained_base, options):
     moved = make_trainer(tmp_path, max_steps=4, **options)
     moved.train()
     assert not torch.equal(weights(moved.model), trained_base)
@@ -219,7 +219,7 @@ def test_batches_change_their_order_with_the_epoch(tmp_path):
     assert first == second  # every row once
 
 
-def test_a_stream_trains_pass_after_pass_as_long_as_asked(tmp_path):
+def test_a_stream_is_repeated_until_max_steps(tmp_path):
     rows = tokenized(12)
     trainer = make_trainer(tmp_path, rows.to_iterable_dataset(), max_steps=20, max_tokens_per_batch=60)
     start = weights(trainer.model)
@@ -246,7 +246,7 @@ def test_predictions_come_in_the_order_of_the_data_set_whatever_the_batches(tmp_
     assert len(np.unique(first, axis=0)) > 1
 
 
-def test_evaluation_loss_is_per_token_of_the_whole_set(tmp_path):
+def test_the_evaluation_loss_is_the_mean_over_all_tokens(tmp_path):
     rows = tokenized(30, shortest=2, longest=14)
     trainer = make_trainer(tmp_path, rows, max_tokens_per_batch=60)
     assert len(trainer.get_eval_dataloader()) > 5
@@ -335,7 +335,7 @@ def test_no_speed_is_reported_that_does_not_describe_these_batches(tmp_path):
 # ---------------------------------------------------------------------------------------------- checkpoints
 
 
-def test_saved_models_cache_when_decoding_and_know_the_papers_search(tmp_path):
+def test_saved_models_enable_the_cache_and_the_papers_search(tmp_path):
     trainer = make_trainer(tmp_path, max_steps=1)
     trainer.train()
     trainer.save_model()
@@ -360,7 +360,7 @@ def test_training_caches_no_keys_and_values(tmp_path):
 
 
 @pytest.mark.parametrize("part", ["save_model", "_save_optimizer_and_scheduler", "_save_rng_state"])
-def test_a_checkpoint_that_fails_leaves_that_of_its_name_whole(tmp_path, monkeypatch, part):
+def test_a_failed_save_keeps_the_earlier_checkpoint_of_the_same_name(tmp_path, monkeypatch, part):
     trainer = make_trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=1)
     trainer.train()
     monkeypatch.setattr(trainer, part, lambda *args, **kwargs: (_ for _ in ()).throw(OSError))
@@ -395,7 +395,7 @@ def test_the_last_and_the_best_checkpoints_are_kept(tmp_path, limit):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 2, 3])
-def test_resuming_equals_never_having_stopped(tmp_path, step):
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, step):
     """Three updates of two batches: two of a first epoch of three, and one of a second."""
     rows = tokenized(12, shortest=8, longest=10)
     options = {"max_steps": 3, "gradient_accumulation_steps": 2, "save_strategy": "steps", "save_steps": 1}
@@ -450,7 +450,7 @@ def test_the_log_of_a_resumed_run_counts_every_update(tmp_path, stop):
 @pytest.mark.parametrize(
     "options", [{}, {"gradient_accumulation_steps": 2}, {"dataloader_num_workers": 1}], ids=str
 )
-def test_resuming_a_stream_equals_never_having_stopped(tmp_path, options):
+def test_a_resumed_stream_equals_an_uninterrupted_one(tmp_path, options):
     rows, passes = tokenized(12), tmp_path / "passes"
 
     def stream() -> Iterator[dict]:
@@ -509,7 +509,7 @@ def test_without_a_run_too_settings_are_compared_and_the_state_must_be_there(tmp
 
 
 @pytest.mark.slow
-def test_early_stopping_goes_on_counting_with_another_patience(tmp_path):
+def test_early_stopping_keeps_its_count_when_resumed_with_another_patience(tmp_path):
     options = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "loss"}
     options |= {"greater_is_better": True, "predict_with_generate": False}
     options |= {"learning_rate": 1e-3}  # the loss falls: none is better than the first
@@ -547,7 +547,7 @@ def test_metrics_that_would_never_be_called_are_refused(tmp_path):
         Trainer(**given, args=args, preprocess_logits_for_metrics=print)
 
 
-def test_arguments_without_effect_are_told(tmp_path, caplog):
+def test_arguments_without_effect_give_a_warning(tmp_path, caplog):
     make_trainer(tmp_path)
     assert "has no effect" not in caplog.text
     make_trainer(tmp_path, per_device_train_batch_size=2, dataloader_drop_last=True)

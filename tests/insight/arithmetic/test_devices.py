@@ -35,7 +35,7 @@ def file(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["toy.yaml", "toy.json"])
-def test_a_file_says_what_a_device_is(file, name):
+def test_a_device_is_read_from_a_file(file, name):
     device = read_device(file(name=name))
     assert device == Device("toy", {"float32": 2e12, "bfloat16": 4e12}, 1e11, 8e9, 1e10, 1e-6)
     assert find_device(str(file(name=name))) == device
@@ -45,7 +45,7 @@ def test_a_file_says_what_a_device_is(file, name):
         device.peak("float16")
 
 
-def test_a_device_may_be_alone(file):
+def test_a_device_can_have_no_link(file):
     assert read_device(file(lambda values: values.pop("link"))).link_bandwidth is None
 
 
@@ -78,7 +78,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("message", BAD)
-def test_what_is_wrong_with_a_file_is_said(file, message):
+def test_invalid_values_in_a_device_file_raise_a_one_line_error(file, message):
     with pytest.raises(UserError) as error:
         read_device(file(BAD[message]))
     assert message in str(error.value)
@@ -86,14 +86,14 @@ def test_what_is_wrong_with_a_file_is_said(file, message):
 
 
 @pytest.mark.parametrize("text", ["a: [", "- 1", "a: 1\na: 2", "\0"])
-def test_a_file_that_is_none(tmp_path, text):
+def test_a_file_that_is_not_a_device_raises_an_error(tmp_path, text):
     path = tmp_path / "device.yaml"
     path.write_text(text)
     with pytest.raises(UserError, match="device file"):
         read_device(path)
 
 
-def test_an_unknown_device_lists_the_known():
+def test_an_unknown_device_raises_an_error_with_the_known_ones():
     with pytest.raises(
         UserError, match="device 'h300' is unknown; expected 'cpu', 'a100', 'h100', 'h200' or a file"
     ):

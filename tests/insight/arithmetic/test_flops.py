@@ -178,7 +178,7 @@ SPARSE = {
 }
 
 
-def test_sparse_layers_cost_what_they_see():
+def test_sparse_layers_count_only_visible_pairs():
     kinds = {"encoder_attention": ["sparse", "full"], "decoder_attention": ["full", "sparse"]}
     sparse = make(encoder_layers=2, decoder_layers=2, **kinds, **SPARSE).config
     full = make(encoder_layers=2, decoder_layers=2).config
@@ -191,14 +191,14 @@ def test_sparse_layers_cost_what_they_see():
 
 
 @pytest.mark.parametrize("stack", STACKS)
-def test_sparse_stacks_cost_what_they_see(stack):
+def test_sparse_stacks_count_only_visible_pairs(stack):
     fields = {f"{stack}_attention": ["sparse", "full"], **SPARSE}
     full, sparse = one_stack(stack).config, one_stack(stack, **fields).config
     hidden = (~sparse.sparse_pattern(stack, 0).to_dense(200)).sum().item()
     assert stack_flops(full, stack, 1, 200) - stack_flops(sparse, stack, 1, 200) == 4 * 16 * hidden
 
 
-def test_a_sparse_decoding_step_costs_what_its_row_sees():
+def test_a_sparse_decoding_step_counts_only_the_visible_keys():
     full, sparse = one_stack("decoder"), one_stack("decoder", decoder_attention="sparse", **SPARSE)
     patterns = [sparse.config.sparse_pattern("decoder", layer).to_dense(50) for layer in range(2)]
     for past in (0, 3, 4, 29, 49):

@@ -68,7 +68,7 @@ def kept(model, half: bool, **inputs) -> int:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("fields", FIELDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_training_keeps_for_the_backward_pass(kind, fields, dtype, lengths):
+def test_activations_kept_by_a_training_are_counted(kind, fields, dtype, lengths):
     model = make(kind, **FIELDS[fields]).train()
     source, target = (torch.randint(4, 200, (3, length)) for length in lengths)
     inputs = {"input_ids": source, "labels": target if kind == "encoder-decoder" else source}

@@ -29,7 +29,7 @@ def test_the_parts_of_every_model_add_up(name):
 
 
 @pytest.mark.parametrize("config_class", [VaswaniConfig, VaswaniEncoderConfig, VaswaniDecoderConfig])
-def test_each_part_is_what_its_modules_hold(config_class):
+def test_the_parameters_of_each_part_are_those_of_its_modules(config_class):
     stack = config_class.stacks[-1]
     fields = {f"{stack}_layers": 3, "d_model": 24, "vocab_size": 70, "embedding_norm": True}
     model = meta_model(
@@ -88,7 +88,7 @@ def test_devices_divide_heads_and_inner_features(config_class):
             assert size == shapes[name], name
 
 
-def test_the_shares_are_those_of_the_models_plan():
+def test_parameter_shares_follow_the_tensor_parallel_plan():
     """What `tensor_parallel_size` really divides: each module that the model's plan names, and no other."""
     model = meta_model(VaswaniConfig(), AutoModel)
     whole, share = parameters_of_device(model, 1), parameters_of_device(model, 2)
