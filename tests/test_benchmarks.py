@@ -106,7 +106,7 @@ def test_the_table_has_aligned_columns(side_by_side: ModuleType, capsys: pytest.
     assert lines[1].endswith("-: |")
 
 
-def test_summaries_that_need_no_model(run: Run, tmp_path: Path):
+def test_baseline_summaries_need_no_model(run: Run, tmp_path: Path):
     data = tmp_path / "test.jsonl"
     articles = [("one two three four five", "one two three"), ("six seven eight nine", "eight nine ten")]
     rows = [json.dumps({"text": text, "summary": summary}) for text, summary in articles]
@@ -125,7 +125,7 @@ def test_summaries_that_need_no_model(run: Run, tmp_path: Path):
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_ways_to_translate(run: Run, corpus: Path, tmp_path: Path):
+def test_ways_to_translate_give_mostly_equal_translations(run: Run, corpus: Path, tmp_path: Path):
     folder = tmp_path / "run"
     options = {**TINY_RUN, "train_file": corpus, "source_field": "en", "target_field": "de"}
     options |= {"save_steps": 1, "max_steps": 6, "norm_order": "post", "output_dir": folder}

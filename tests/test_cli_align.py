@@ -49,7 +49,7 @@ def align(capfd, models: Path, *arguments: object, model: str = "forward") -> tu
 
 
 @pytest.mark.slow
-def test_lines_and_rows_get_their_links(models: Path, files: dict[str, Path], tmp_path: Path, capfd) -> None:
+def test_lines_and_rows_are_aligned(models: Path, files: dict[str, Path], tmp_path: Path, capfd) -> None:
     expected = [to_pharaoh(found.links) for found in Aligner.from_pretrained(models / "forward")(PAIRS)]
     status, lines, errors = align(capfd, models, "--input", files["source"], files["target"])
     assert (status, lines) == (0, expected)
@@ -175,7 +175,9 @@ def test_wrong_options_give_a_one_line_error(
     assert errors.count("\n") == 1
 
 
-def test_gold_links_of_other_pairs(models: Path, files: dict[str, Path], tmp_path: Path, capfd) -> None:
+def test_gold_links_of_other_pairs_give_an_error(
+    models: Path, files: dict[str, Path], tmp_path: Path, capfd
+) -> None:
     gold = tmp_path / "other"
     gold.write_text("17-0\n" + "\n" * 12)
     status, _, errors = align(capfd, models, "--input", files["source"], files["target"], "--gold", gold)
@@ -192,7 +194,7 @@ def test_gold_links_of_other_pairs(models: Path, files: dict[str, Path], tmp_pat
         assert message in errors
 
 
-def test_a_row_that_has_links_already(models: Path, tmp_path: Path, capfd) -> None:
+def test_a_row_with_an_alignment_field_gives_an_error(models: Path, tmp_path: Path, capfd) -> None:
     table = tmp_path / "rows.jsonl"
     table.write_text(json.dumps({**ROWS[0], "alignment": "0-0"}) + "\n")
     status, _, errors = align(capfd, models, "--input", table)

@@ -131,7 +131,7 @@ def test_the_page_is_written_to_a_file_or_standard_output(
     assert errors == "vaswani: wrote encoder attention to standard output\n"
 
 
-def test_the_precision_of_the_model(models: Path, capfd) -> None:
+def test_dtype_changes_the_precision_of_the_weights(models: Path, capfd) -> None:
     flags = ["--model", models / "encoder", "--source", "one two three", "--output", "-"]
     whole, rounded = (
         maps_of(attention(capfd, *flags, "--dtype", dtype)[1]) for dtype in ("float32", "bfloat16")
@@ -169,7 +169,9 @@ def test_the_precision_of_the_model(models: Path, capfd) -> None:
         ("encoder", ["--source", "one", "--output", "none/page.html"], "create the folder .*none first"),
     ],
 )
-def test_wrong_inputs(models: Path, tmp_path: Path, capfd, monkeypatch, kind, flags, message) -> None:
+def test_wrong_inputs_give_a_one_line_error(
+    models: Path, tmp_path: Path, capfd, monkeypatch, kind, flags, message
+) -> None:
     monkeypatch.chdir(tmp_path)
     status, printed, errors = attention(capfd, "--model", models / kind, *flags)
     assert (status, printed) == (2, "")
@@ -178,7 +180,7 @@ def test_wrong_inputs(models: Path, tmp_path: Path, capfd, monkeypatch, kind, fl
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_model_without_attention(tmp_path: Path, capfd) -> None:
+def test_a_model_without_attention_gives_an_error(tmp_path: Path, capfd) -> None:
     torch.manual_seed(0)
     size = {"vocab_size": len(toy_tokenizer()), "hidden_size": 8, "num_hidden_layers": 1, "state_size": 4}
     MambaForCausalLM(MambaConfig(**size, **TOKENS)).save_pretrained(tmp_path / "mamba")
@@ -191,7 +193,9 @@ def test_a_model_without_attention(tmp_path: Path, capfd) -> None:
     assert not (tmp_path / "page.html").exists()
 
 
-def test_more_weights_than_a_page_holds(models: Path, tmp_path: Path, capfd, monkeypatch) -> None:
+def test_more_weights_than_a_page_holds_give_an_error(
+    models: Path, tmp_path: Path, capfd, monkeypatch
+) -> None:
     monkeypatch.setattr(page, "MOST_WEIGHTS", 10)
     output = tmp_path / "page.html"
     status, _, errors = attention(

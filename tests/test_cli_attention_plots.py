@@ -64,13 +64,15 @@ def test_the_languages_of_a_multilingual_model(models: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("suffix", ["svg", "pdf"])
-def test_other_formats(models: Path, tmp_path: Path, suffix: str) -> None:
+def test_pictures_can_be_svg_and_pdf(models: Path, tmp_path: Path, suffix: str) -> None:
     picture = plotted(models, tmp_path / f"a.{suffix}", "--style", "sheet")
     assert picture.startswith({"svg": b"<?xml", "pdf": b"%PDF"}[suffix])
 
 
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])
-def test_models_of_one_stack_have_one_kind(models: Path, tmp_path: Path, capfd, kind: str) -> None:
+def test_models_of_one_stack_have_one_kind_of_attention(
+    models: Path, tmp_path: Path, capfd, kind: str
+) -> None:
     plotted(models, tmp_path / "a.png", model=kind)
     assert f"a.png: {kind} attention of " in capfd.readouterr().out
     given = ["--model", str(models / kind), "--source", "one two", "--kind", "cross"]

@@ -78,7 +78,7 @@ def records(capfd, *arguments: str | Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_standard_output_holds_a_vector_a_line_and_nothing_else(model: Path) -> None:
+def test_standard_output_holds_only_one_vector_per_line(model: Path) -> None:
     command = [sys.executable, "-m", "vaswani.cli", "embed", "--model", str(model)]
     done = subprocess.run(command, input=TEXT.encode() + b"t\xffwo\n", capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -132,7 +132,7 @@ def test_a_scalar_mix_comes_from_its_file(model: Path, text: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("pooling", [None, "mean", "first_last"])
-def test_words_with_their_vectors(model: Path, text: Path, capfd, pooling: str | None) -> None:
+def test_words_are_written_with_their_vectors(model: Path, text: Path, capfd, pooling: str | None) -> None:
     flags = ["--subtoken_pooling", pooling] if pooling else []
     written = records(capfd, "--model", model, "--input", text, "--words", *flags)
     embedder = Embedder.from_pretrained(model, subtoken_pooling=pooling or "first")
@@ -142,7 +142,7 @@ def test_words_with_their_vectors(model: Path, text: Path, capfd, pooling: str |
         torch.testing.assert_close(vectors, expected.vectors, **TOLERANCE)
 
 
-def test_tokens_with_their_vectors(model: Path, text: Path, capfd) -> None:
+def test_tokens_are_written_with_their_vectors(model: Path, text: Path, capfd) -> None:
     written = records(capfd, "--model", model, "--input", text, "--tokens")
     for record, expected in zip(written, Embedder.from_pretrained(model).embed_tokens(LINES), strict=True):
         assert record["tokens"] == expected.tokens
@@ -177,7 +177,9 @@ def test_vectors_of_two_models_have_length_1_together(
             torch.testing.assert_close(torch.tensor(after["vectors"]), expected, **TOLERANCE)
 
 
-def test_arrays_by_the_ending_of_the_output(model: Path, text: Path, tmp_path: Path, capfd) -> None:
+def test_the_ending_of_the_output_selects_the_array_format(
+    model: Path, text: Path, tmp_path: Path, capfd
+) -> None:
     embedder = Embedder.from_pretrained(model)
     outputs = [tmp_path / name for name in ("out.npy", "out.safetensors", "words.safetensors")]
     for output, flags in zip(outputs, ([], [], ["--words"]), strict=True):

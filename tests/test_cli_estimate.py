@@ -60,7 +60,7 @@ def toy(tmp_path) -> Path:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_configuration_of_a_new_model(estimate, name):
+def test_every_included_configuration_is_estimated(estimate, name):
     found = estimate("--config", name, "--source", 16, "--device", "h200")
     parts = found["parameters"]
     model = configured_model(name)
@@ -69,7 +69,7 @@ def test_every_configuration_of_a_new_model(estimate, name):
     assert all(phase["floor_seconds"] > 0 for phase in found["phases"].values())
 
 
-def test_a_model_in_a_folder(estimate, toy):
+def test_a_saved_model_is_estimated(estimate, toy):
     found = estimate("--model", toy, "--device", "h100")
     assert found["parameters"]["all"] == toy_model().num_parameters()
     assert found == estimate("--config", toy / "config.json", "--device", "h100")
@@ -145,7 +145,7 @@ def test_a_device_of_a_file(estimate, tmp_path):
         assert phase["floor_seconds"] == phase["bytes"] / 1e6
 
 
-def test_slow_messages_bind(estimate, tmp_path):
+def test_slow_messages_bound_the_time(estimate, tmp_path):
     file = tmp_path / "device.yaml"
     link = "link: {bandwidth: 1e12, latency: 1}\n"
     file.write_text(f"name: toy\nflops: {{bfloat16: 1e15}}\nbandwidth: 1e12\nmemory: 1e9\n{link}")
@@ -259,7 +259,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("text", FILES)
-def test_a_file_that_describes_no_model(call, tmp_path, text):
+def test_a_file_without_a_model_configuration_gives_an_error(call, tmp_path, text):
     (tmp_path / "own.yaml").write_text(text)
     status, _, err = call("--config", tmp_path / "own.yaml")
     assert status == 2
@@ -278,7 +278,7 @@ def test_a_model_of_another_library_is_not_counted(call, tmp_path):
     )
 
 
-def test_more_blocks_than_a_pattern_has_numbers_for(call):
+def test_too_many_blocks_give_an_error(call):
     status, _, err = call("--config", "long_summarization", "--device", "h100", "--source", 2**27)
     assert status == 2
     assert "blocks of 64" in err

@@ -128,7 +128,7 @@ def test_a_decoder_that_classifies(finetuned: Path, tmp_path: Path, capfd) -> No
     )
 
 
-def test_options_of_labels(finetuned: Path, tmp_path: Path, capfd) -> None:
+def test_options_for_labels_take_effect(finetuned: Path, tmp_path: Path, capfd) -> None:
     rows = [{"a": row["text"], "b": row["label"], "c": "awful"} for row in toy_rows("classification", 30, 3)]
     table = write_jsonl(tmp_path / "rows.jsonl", rows)
     command = ["--model", finetuned / "classification", "--data", table, "--text_field", "a"]
@@ -175,7 +175,7 @@ def test_an_unknown_label_is_named_before_any_work(
     )
 
 
-def test_tagged_words_that_are_too_many_are_left_out(tmp_path: Path, capfd) -> None:
+def test_tagged_rows_with_too_many_words_are_left_out(tmp_path: Path, capfd) -> None:
     save_toy_classifier(tmp_path / "model", "tagging")
     rows = [{"text": ["film"] * count, "label": ["O"] * count} for count in (3, 2 * POSITIONS)]
     table = write_jsonl(tmp_path / "rows.jsonl", rows)
@@ -215,7 +215,7 @@ def test_evaluation_repeats_the_scores_of_question_answering(answering: Path, ca
     assert f"F1 {found['f1']:.2f} (95 % interval {found['intervals']['f1'][0]:.2f} to " in printed
 
 
-def test_options_of_questions(answering: Path, tmp_path: Path, capfd) -> None:
+def test_options_for_questions_take_effect(answering: Path, tmp_path: Path, capfd) -> None:
     rows = [
         {"c": row["context"], "q": row["question"], "a": text, "s": start}
         for row in toy_questions(20, seed=5, words=40)
@@ -291,7 +291,7 @@ def test_evaluation_repeats_the_scores_of_a_pretraining(pretrained: Path, capfd,
     assert f"Perplexity {expected['metrics']['perplexity']['value']:.3f}" in printed
 
 
-def test_options_of_texts(pretrained: Path, tmp_path: Path, capfd) -> None:
+def test_options_for_texts_take_effect(pretrained: Path, tmp_path: Path, capfd) -> None:
     command = ["--model", pretrained / "parts", "--device", "cpu", "--data"]
     whole = record_of(capfd, *command, pretrained / "test.txt")
     assert record_of(capfd, *command, pretrained / "test.txt", "--max_rows", "5")["rows"] == 5
@@ -320,7 +320,7 @@ def test_a_pretrained_encoder_decoder_is_scored_on_pairs_where_their_fields_are_
     assert "--num_beams is for an encoder-decoder, and the model is an encoder-decoder that was" in errors
 
 
-def test_a_decoder_of_the_library_has_the_scores_of_ours(pretrained: Path, tmp_path: Path, capfd) -> None:
+def test_a_library_decoder_has_the_scores_of_its_conversion(pretrained: Path, tmp_path: Path, capfd) -> None:
     tokenizer = AutoTokenizer.from_pretrained(pretrained / "causal")
     torch.manual_seed(0)
     special = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
@@ -405,7 +405,7 @@ def test_a_tokenizer_without_pad_or_begin_token_is_accepted(pretrained: Path, tm
 # What a model is.
 
 
-def test_rows_of_pairs_can_be_fewer(tmp_path: Path, capfd) -> None:
+def test_max_rows_limits_the_rows_of_pairs(tmp_path: Path, capfd) -> None:
     save_toy_checkpoint(tmp_path / "model")
     rows = [{"source": source, "target": target} for source, target in toy_pairs(12, seed=0)]
     table = write_jsonl(tmp_path / "rows.jsonl", rows)
@@ -414,7 +414,7 @@ def test_rows_of_pairs_can_be_fewer(tmp_path: Path, capfd) -> None:
     assert "kept 12 of 12 rows, of which 5 are used" in evaluate(capfd, *command, "--max_rows", "5")[2]
 
 
-def test_translations_are_lines_of_text(tmp_path: Path, capfd) -> None:
+def test_translations_cannot_be_written_as_json(tmp_path: Path, capfd) -> None:
     save_toy_checkpoint(tmp_path / "model")
     rows = [{"source": source, "target": target} for source, target in toy_pairs(2, seed=0)]
     table = write_jsonl(tmp_path / "rows.jsonl", rows)
@@ -504,7 +504,7 @@ def test_outputs_are_as_long_as_in_the_training(tmp_path: Path, capfd) -> None:
     assert longer["chrf"] != pytest.approx(found["chrf"])
 
 
-def test_columns_of_two_text_files_are_refused(tmp_path: Path, capfd) -> None:
+def test_column_options_with_two_text_files_give_an_error(tmp_path: Path, capfd) -> None:
     save_toy_checkpoint(tmp_path / "model")
     for name in ("a.en", "a.de"):
         (tmp_path / name).write_text("one two\n")
@@ -516,7 +516,7 @@ def test_columns_of_two_text_files_are_refused(tmp_path: Path, capfd) -> None:
     assert "--source_field is for tables, and two text files are given, the first the source" in errors
 
 
-def test_an_encoder_decoder_may_name_its_class_without_a_head(tmp_path: Path, capfd) -> None:
+def test_an_encoder_decoder_can_name_its_base_class(tmp_path: Path, capfd) -> None:
     save_toy_checkpoint(tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "architectures": ["VaswaniModel"]}))

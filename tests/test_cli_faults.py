@@ -151,7 +151,9 @@ def _opened(kind: str) -> int:
         ("pipe", "pipe", 141, None),
     ],
 )
-def test_a_training_whose_output_cannot_be_written(tiny_run, stdout, stderr, status, message):
+def test_a_training_with_failing_output_streams_has_the_right_exit_status(
+    tiny_run, stdout, stderr, status, message
+):
     log = log_of(tiny_run["output_dir"], 0)
     process = CONTEXT.Process(target=train, args=(tiny_run, stdout, stderr or str(log)))
     process.start()
@@ -162,7 +164,7 @@ def test_a_training_whose_output_cannot_be_written(tiny_run, stdout, stderr, sta
         assert log.read_text().strip().splitlines()[-1].startswith(f"vaswani: {message}no checkpoint ")
 
 
-def test_closed_descriptors_are_opened_before_a_file_takes_their_place(tmp_path, script):
+def test_closed_standard_streams_are_reopened_before_other_files(tmp_path, script):
     record = tmp_path / "record"
     script.write_text(
         f"import sys\nfrom vaswani.cli.startup import prepare_process\nprepare_process()\n"
@@ -175,7 +177,7 @@ def test_closed_descriptors_are_opened_before_a_file_takes_their_place(tmp_path,
     assert int(record.read_text()) > 2
 
 
-def test_a_deleted_current_folder(tmp_path, script):
+def test_a_deleted_current_folder_gives_an_error(tmp_path, script):
     gone = tmp_path / "gone"
     gone.mkdir()
     shell = f'cd "{gone}" && rmdir "{gone}" && exec "{sys.executable}" "{script}" --help'

@@ -62,7 +62,9 @@ def rows_of(output: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in output.splitlines()]
 
 
-def test_each_line_gives_one_line(model: Path, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+def test_each_prompt_line_gives_one_output_line(
+    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
     lines = tmp_path / "prompts.txt"
     lines.write_text("".join(f"{prompt}\n" for prompt in PROMPTS))
     expected = generated(model, PROMPTS)
@@ -123,7 +125,7 @@ def test_samples_are_json_with_their_scores(
     assert len({one["text"] for row in rows_of(output) for one in row["continuations"]}) > 6
 
 
-def test_a_prompt_that_is_too_long_has_its_problem_in_the_row_and_on_the_screen(
+def test_a_too_long_prompt_is_reported_in_its_row_and_on_standard_error(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:
     table = write_rows(tmp_path / "in.jsonl", [{"prompt": "the"}, {"prompt": TEXT * 3}])
@@ -169,7 +171,7 @@ def test_chats_are_answered(model: Path, tmp_path: Path, capfd: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("way", ["asked", "trained"])
-def test_lines_are_messages_of_a_user(
+def test_with_chat_each_line_is_a_user_message(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture, way: str
 ) -> None:
     lines, record = tmp_path / "prompts.txt", model / "training_config.yaml"
@@ -285,7 +287,7 @@ def test_a_row_without_a_chat_is_named_before_any_work(
     assert f"line 2 of {table}: field 'chat' holds no chat: the content of message 1 is null" in errors
 
 
-def test_a_model_that_continues_no_text_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+def test_a_model_that_cannot_continue_text_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
     from transformers import BertConfig, BertForMaskedLM
 
     shape = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 48}

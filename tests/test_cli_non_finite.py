@@ -121,7 +121,7 @@ def test_every_command_names_a_non_finite_weight(
 
 
 @pytest.mark.parametrize("targets", ["teacher", "references"])
-def test_nothing_is_distilled_from_such_a_teacher(
+def test_a_teacher_with_non_finite_weights_is_refused(
     targets: str, place: Path, dates: dict[str, str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     change(place / "translator", lambda weights: weights["weight"].fill_(math.nan))
@@ -170,7 +170,7 @@ def test_every_command_reports_non_finite_results(
     assert ("not finite numbers in float32" in errors) or ("leave the range of torch.float32" in errors)
 
 
-def test_a_model_in_memory_does_not_answer_with_nothing() -> None:
+def test_a_model_with_nan_weights_raises_an_error() -> None:
     model = toy_model()
     with torch.no_grad():
         model.model.decoder.layers[0].fc1.weight[3] = math.nan

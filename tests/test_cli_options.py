@@ -77,14 +77,14 @@ def call(monkeypatch, capfd):
     return command
 
 
-def test_the_matrix_has_every_command():
+def test_the_test_matrix_covers_every_command():
     assert len(COMMANDS) >= 15
     assert all(isinstance(command, Command) for command in COMMANDS.values())
 
 
 @pytest.mark.parametrize("value", AWKWARD)
 @pytest.mark.parametrize(("words", "option"), NUMBERS, ids=shown)
-def test_awkward_numbers_are_refused_or_taken(call, words, option, value):
+def test_awkward_numbers_are_refused_or_accepted(call, words, option, value):
     name = option.opts[0]
     status, said = call(*words, *required(words, option), f"{name}={value}")
     if (name, value) in ACCEPTED:
@@ -97,7 +97,7 @@ def test_awkward_numbers_are_refused_or_taken(call, words, option, value):
 
 
 @pytest.mark.parametrize(("words", "option"), OPTIONS, ids=shown)
-def test_an_option_is_given_once_and_not_empty(call, words, option):
+def test_repeated_and_empty_options_give_an_error(call, words, option):
     name, value = option.opts[0], "1" if option.type_descriptor.annotation in (int, float) else "x"
     value = {"--threshold": "0.5"}.get(name, value)  # which is below 1
     needed = required(words, option)
@@ -114,6 +114,6 @@ def test_an_option_is_given_once_and_not_empty(call, words, option):
 @pytest.mark.parametrize(
     "flags", [["--seed", "1", "--seed=2"], ["--max_steps", "1", "--max-steps", "2"], ["--bf16", "--no_bf16"]]
 )
-def test_a_field_of_a_training_is_given_once(capfd, command, flags):
+def test_repeated_training_flags_give_an_error(capfd, command, flags):
     assert run([command, *flags]) == 2
     assert "is given more than once; give it once" in capfd.readouterr().err

@@ -50,7 +50,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("name", "place"), PLACES, ids=str)
-def test_each_path(models: Path, tmp_path: Path, capfd: pytest.CaptureFixture, name: str, place: int) -> None:
+def test_awkward_paths_are_accepted_or_give_a_one_line_error(
+    models: Path, tmp_path: Path, capfd: pytest.CaptureFixture, name: str, place: int
+) -> None:
     is_output = commands(models, NEW)[name][0][place].startswith(str(NEW))
     for kind, make in AWKWARD.items():
         folder = tmp_path / kind.replace(" ", "_")

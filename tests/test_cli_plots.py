@@ -115,7 +115,7 @@ def test_positions_have_the_sizes_and_layouts_that_are_given(place, saved):
     assert saved[1].axes[0].images[0].get_array().shape == (128, 128)
 
 
-def test_positions_of_a_model(place, saved):
+def test_positions_of_a_model_are_plotted(place, saved):
     save_toy_checkpoint(place / "model")
     assert run(["plot", "positions", "--model", "model", "--length", "5"]) == 0
     assert saved[0].axes[0].images[0].get_array().shape[0] == 5

@@ -43,7 +43,7 @@ def outcome(capfd: pytest.CaptureFixture, *arguments: str | Path) -> tuple[int, 
 
 
 @pytest.mark.parametrize("rows", ["test", "examples"])
-def test_the_answers_do_not_replace_the_rows_of_the_task(
+def test_an_output_that_would_replace_the_task_rows_gives_an_error(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture, rows: str
 ) -> None:
     task = write_task(tmp_path)
@@ -73,7 +73,7 @@ def test_a_process_reports_the_accuracy_by_number_of_shots(model: Path, tmp_path
 
 
 @pytest.mark.parametrize("way", [WRITTEN, CHOSEN], ids=["written", "chosen"])
-def test_records_and_json(
+def test_answers_are_written_as_records_and_json(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture, way: dict[str, Any]
 ) -> None:
     task, output = write_task(tmp_path, **way), tmp_path / "answers.jsonl"
@@ -98,7 +98,7 @@ def test_records_and_json(
         assert (record["scores"] or {}) == pytest.approx(answer.scores or {}, abs=1e-4)
 
 
-def test_rows_in_files_and_the_other_options(
+def test_options_take_effect_with_rows_in_files(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:
     task, output = write_task(tmp_path, **CHOSEN), tmp_path / "answers.jsonl"

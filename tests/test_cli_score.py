@@ -80,7 +80,7 @@ def test_every_row_comes_back_with_its_score(
     assert errors.splitlines()[-1] == f"{told}{math.exp(-total / tokens):.4f}"
 
 
-def test_two_files_of_lines_and_fields_of_other_names(models: Path, tmp_path: Path, capfd) -> None:
+def test_two_files_and_renamed_fields_give_the_same_scores(models: Path, tmp_path: Path, capfd) -> None:
     table = write(tmp_path / "rows.jsonl", [{"x": {"en": row["source"]}, "y": row["target"]} for row in ROWS])
     named = score(capfd, models, "--input", table, "--source_field", "x.en", "--target_field", "y")[1]
     for side in ("source", "target"):
@@ -92,7 +92,7 @@ def test_two_files_of_lines_and_fields_of_other_names(models: Path, tmp_path: Pa
     ]
 
 
-def test_tokens_and_options_of_the_search(models: Path, tmp_path: Path, capfd) -> None:
+def test_token_scores_and_batch_options_take_effect(models: Path, tmp_path: Path, capfd) -> None:
     table = write(tmp_path / "rows.jsonl", ROWS)
     lines = score(capfd, models, "--input", table, "--tokens")[1]
     for line in lines:
@@ -180,7 +180,7 @@ def test_a_list_of_texts_is_sorted_by_score_and_length_penalty(
     assert orders["0.6"] == [text for text, _ in scorer.rank("one two three", texts)]
 
 
-def test_one_target_of_a_list_that_is_too_long_is_last(models: Path, tmp_path: Path, capfd) -> None:
+def test_a_too_long_target_of_a_list_is_ranked_last(models: Path, tmp_path: Path, capfd) -> None:
     table = write(tmp_path / "rows.jsonl", [{"source": "one", "hypotheses": ["1 2 3 4", "9 9"]}])
     status, lines, errors = score(capfd, models, "--input", table, "--max_length", "4", "--tokens")
     assert status == 0
@@ -195,7 +195,7 @@ def test_one_target_of_a_list_that_is_too_long_is_last(models: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["masked", "causal"])
-def test_texts_of_lines_and_tables(models: Path, tmp_path: Path, capfd, kind: str) -> None:
+def test_texts_are_scored_from_lines_and_tables(models: Path, tmp_path: Path, capfd, kind: str) -> None:
     texts = ["the film was great", "", "ann saw bob"]
     (tmp_path / "in.txt").write_text("\n".join(texts))
     expected = Scorer.from_pretrained(models / kind)(texts)
@@ -281,7 +281,7 @@ def test_wrong_inputs_give_a_one_line_error(
     assert errors.count("\n") == 1
 
 
-def test_a_pipe_of_json_lines(models: Path, tmp_path: Path, capfd, monkeypatch) -> None:
+def test_json_lines_are_read_from_a_pipe(models: Path, tmp_path: Path, capfd, monkeypatch) -> None:
     table = write(tmp_path / "rows.jsonl", ROWS)
     expected = score(capfd, models, "--input", table)[1]
     with table.open() as stream:
@@ -289,7 +289,7 @@ def test_a_pipe_of_json_lines(models: Path, tmp_path: Path, capfd, monkeypatch) 
         assert score(capfd, models)[1] == expected
 
 
-def test_a_field_that_is_broken_in_the_middle(models: Path, tmp_path: Path, capfd) -> None:
+def test_a_field_with_invalid_utf8_is_scored_and_reported(models: Path, tmp_path: Path, capfd) -> None:
     table = tmp_path / "rows.jsonl"
     table.write_bytes(b'{"source": "one", "target": "1\\ud800"}\n{"source": "t\xffwo", "target": "2"}\n')
     status, lines, errors = score(capfd, models, "--input", table)

@@ -149,7 +149,7 @@ def test_each_row_can_have_its_own_prefix_and_phrases(
     assert "--prefix_field begin is for tables" in errors
 
 
-def test_fields_of_the_output(models: Path, tmp_path: Path, capfd) -> None:
+def test_output_fields_do_not_replace_existing_ones(models: Path, tmp_path: Path, capfd) -> None:
     rows = [{"translation": {"de": "one", "en": "two"}, "source": "one"}]
     table = write_table(tmp_path, ".jsonl", rows)
     status, _, errors = translate(capfd, models, "--input", table)
@@ -265,7 +265,7 @@ def test_a_gzipped_text_is_read_as_lines(models: Path, tmp_path: Path, capfd) ->
     assert packed[1].count("\n") == text.count(b"\n")
 
 
-def test_a_row_may_be_longer_than_a_line(models: Path, tmp_path: Path, capfd) -> None:
+def test_a_row_can_be_longer_than_the_line_limit(models: Path, tmp_path: Path, capfd) -> None:
     rows = [{"source": "one", "more": "x" * (LONGEST_LINE + 1)}]
     status, output, _ = translate(capfd, models, "--input", write_table(tmp_path, ".jsonl", rows))
     assert status == 0
@@ -299,7 +299,7 @@ def test_the_documents_option_splits_the_input(
     assert f"--documents is for plain text, and {table} is read as a table; leave it out" in errors
 
 
-def test_summaries_of_long_documents_are_of_their_beginning(models: Path, tmp_path: Path, capfd) -> None:
+def test_long_documents_are_truncated_before_summarizing(models: Path, tmp_path: Path, capfd) -> None:
     table = write_table(tmp_path, ".jsonl", [{"text": "seven " * 2000}, {"text": "one"}])
     status, output, errors = summarize(capfd, models, "--input", table)
     assert status == 0

@@ -81,7 +81,7 @@ def test_a_warning_is_one_line(model: Path) -> None:
     assert last == "vaswani: translated 1 line"
 
 
-def test_files_n_best_and_options(model: Path, tmp_path: Path, capfd) -> None:
+def test_files_n_best_and_options_take_effect(model: Path, tmp_path: Path, capfd) -> None:
     source, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
     source.write_text(TEXT)
     command = ["translate", "--model", model, "--input", source, "--output", output]
@@ -100,7 +100,7 @@ def test_files_n_best_and_options(model: Path, tmp_path: Path, capfd) -> None:
         )
 
 
-def test_scores_is_n_best_1(model: Path, tmp_path: Path, capfd) -> None:
+def test_the_scores_flag_equals_n_best_1(model: Path, tmp_path: Path, capfd) -> None:
     (tmp_path / "in.txt").write_text(TEXT)
     command = ["translate", "--model", model, "--input", tmp_path / "in.txt"]
     outputs = [in_process(capfd, *command, *flags)[1] for flags in (["--scores"], ["--n_best", "1"])]
@@ -167,7 +167,7 @@ def test_every_output_begins_with_a_prefix(
     assert errors == "vaswani: prefix: '9 8' contains the banned phrase '8'; leave one of them out\n"
 
 
-def test_several_models_predict_together(model: Path, corpus: list[Path], tmp_path: Path, capfd) -> None:
+def test_several_models_form_an_ensemble(model: Path, corpus: list[Path], tmp_path: Path, capfd) -> None:
     other = save_toy_checkpoint(tmp_path / "other", d_model=16, norm_order="pre", decoder_layers=2)
     together = ["--model", model, "--model", other]
     for flags, options in (
@@ -308,7 +308,7 @@ def test_an_incomplete_model_gives_a_one_line_error(
         (of_another_type, ["translate"]),
     ],
 )
-def test_no_model_that_translates(
+def test_a_model_that_cannot_translate_gives_an_error(
     model: Path, tmp_path: Path, capfd, prepare: Callable[[Path, Path], str], command: list[str]
 ) -> None:
     message = prepare(model, tmp_path / "model")
@@ -380,7 +380,7 @@ def test_a_closed_output_pipe_ends_the_command_silently(model: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, the disk that is always full")
-def test_a_full_disk_behind_standard_output(model: Path) -> None:
+def test_a_full_disk_for_standard_output_gives_an_error(model: Path) -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
             [*COMMAND, "translate", "--model", str(model)],
@@ -394,7 +394,7 @@ def test_a_full_disk_behind_standard_output(model: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_disk_that_fills_up_costs_neither_the_old_output_nor_the_new(model: Path, tmp_path: Path) -> None:
+def test_a_full_disk_keeps_the_old_and_the_partial_output(model: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.txt"
     output.write_text("earlier\n")
     done = vaswani(
@@ -497,7 +497,7 @@ def test_too_long_sources_are_skipped_or_cut(model: Path, tmp_path: Path, capfd)
     assert (status, errors) == (2, "vaswani: too_long='drop' is unknown; expected 'cut' or 'skip'\n")
 
 
-def test_without_json_there_is_a_table_only(model: Path, corpus: list[Path], capfd) -> None:
+def test_without_json_only_a_table_is_printed(model: Path, corpus: list[Path], capfd) -> None:
     _, output, _ = in_process(capfd, "evaluate", "--model", model, "--data", *corpus[1:], "--num_beams", "1")
     assert [line.split()[0] for line in output.splitlines()] == [
         "bleu",
@@ -509,7 +509,7 @@ def test_without_json_there_is_a_table_only(model: Path, corpus: list[Path], cap
 
 
 @pytest.mark.slow
-def test_the_built_in_dates(model: Path, capfd) -> None:
+def test_the_built_in_dates_can_be_evaluated(model: Path, capfd) -> None:
     flags = ["--split", "validation", "--dataset_config", "de", "--max_length", "2", "--num_beams", "1"]
     status, output, _ = in_process(capfd, "evaluate", "--model", model, "--data", "dates", *flags, "--json")
     record = json.loads(output.splitlines()[-1])
@@ -529,7 +529,7 @@ def test_the_built_in_dates(model: Path, capfd) -> None:
         ([], "Missing option '--data'"),
     ],
 )
-def test_a_corpus_that_is_not_there(
+def test_a_missing_corpus_gives_a_one_line_error(
     model: Path, corpus: list[Path], capfd, data: list[str], message: str
 ) -> None:
     names = {"rows": corpus[0], "source": corpus[1]}

@@ -77,7 +77,7 @@ def test_language_models_have_the_stated_size(name, run, model):
     assert f"{parameters / 1e6:.1f} M parameters" in summary(name)
 
 
-def test_a_summarizer_is_pretrained_in_the_shape_of_the_one_without():
+def test_pretrained_and_plain_summarizers_have_the_same_shape():
     pretrained = load_config("pretrain_summarization", ["--dataset", "texts"], PretrainingConfig)
     alone, tuned = load_config("long_summarization"), load_config("finetune_long_summarization")
     assert pretrained.model == alone.model
@@ -122,7 +122,7 @@ def test_base_and_big_train_with_the_papers_settings():
         assert (args.learning_rate, args.label_smoothing_factor) == (None, 0.1)  # None: equation 3
 
 
-def test_multi30k_is_the_small_student_without_its_teacher():
+def test_multi30k_equals_the_small_student_without_a_teacher():
     alone = load_config("multi30k")
     taught = load_config("distill_multi30k_small", [], DistillationConfig)
     assert alone.model == taught.model

@@ -105,7 +105,7 @@ def test_shots_raise_the_accuracy(run_example: RunExample, tmp_path: Path) -> No
 
 
 @pytest.mark.exhaustive
-def test_days_are_found_by_their_meaning(run_example: RunExample, tmp_path: Path) -> None:
+def test_semantic_search_finds_equal_days(run_example: RunExample, tmp_path: Path) -> None:
     untrained, trained, query, best, *_ = run_example("07_semantic_search.py", tmp_path)
     shares = [int(re.search(r"(\d+)%", line)[1]) for line in (untrained, trained)]
     assert shares[0] < 30

@@ -80,7 +80,7 @@ def test_a_notebook_runs_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @each_notebook
-def test_small_parameters_are_parameters(path: Path) -> None:
+def test_reduced_parameters_exist_in_the_parameters_cell(path: Path) -> None:
     cells = [cell for cell in code_cells(read(path)) if "parameters" in cell.metadata.get("tags", ())]
     names = (
         node for cell in cells for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Name)
@@ -91,7 +91,7 @@ def test_small_parameters_are_parameters(path: Path) -> None:
 
 
 @each_notebook
-def test_the_outputs_belong_to_the_code(path: Path) -> None:
+def test_the_outputs_match_the_code(path: Path) -> None:
     notebook = read(path)
     numbers = [cell.execution_count for cell in code_cells(notebook)]
     assert numbers == list(range(1, len(numbers) + 1))
@@ -106,7 +106,7 @@ def test_a_notebook_is_small(path: Path) -> None:
 
 
 @each_notebook
-def test_a_notebook_leads_to_the_next(path: Path) -> None:
+def test_a_notebook_links_to_the_next(path: Path) -> None:
     notebook = read(path)
     assert notebook.cells[0].cell_type == "markdown"
     assert notebook.cells[0].source.startswith(f"# {int(path.stem[:2])}. ")

@@ -73,7 +73,7 @@ def test_every_configuration_is_registered(model_type):
 
 
 @pytest.mark.parametrize("model_type", ["bert", "gpt2", "marian", "xlm-roberta", "qwen3_moe"])
-def test_every_type_of_the_library_has_a_sparse_one(model_type):
+def test_every_library_model_type_has_a_sparse_one(model_type):
     sparse = CONFIG_MAPPING[f"vaswani_sparse_{model_type}"]
     assert sparse.model_type == f"vaswani_sparse_{model_type}"
     assert sparse.dense_class is CONFIG_MAPPING[model_type]
@@ -81,7 +81,7 @@ def test_every_type_of_the_library_has_a_sparse_one(model_type):
 
 
 @pytest.mark.parametrize("name", ["VaswaniConfig", "VaswaniEncoderConfig", "VaswaniDecoderConfig"])
-def test_every_auto_class_has_the_class_itself(name):
+def test_every_auto_class_maps_to_the_class_itself(name):
     config_class = getattr(vaswani, name)
     for auto_class, place in config_class.auto_classes.items():
         if auto_class != "AutoConfig":
@@ -90,12 +90,12 @@ def test_every_auto_class_has_the_class_itself(name):
 
 
 @pytest.mark.parametrize("name", MAPPINGS)
-def test_the_mapping_of_an_auto_class_is_its_own(name):
+def test_models_of_returns_the_mapping_of_the_auto_class(name):
     auto_class = getattr(transformers, name)
     assert models_of(auto_class) is auto_class._model_mapping
 
 
-def test_names_of_the_package():
+def test_public_names_can_be_imported_from_the_package():
     for name in vaswani.__all__:
         assert getattr(vaswani, name).__name__ == name
         assert name in dir(vaswani)
@@ -131,7 +131,7 @@ def test_a_class_registered_by_the_user_is_kept():
         AutoModelForCausalLM.register(VaswaniDecoderConfig, VaswaniForCausalLM, exist_ok=True)
 
 
-def test_an_unknown_type_is_unknown_as_before():
+def test_an_unknown_model_type_raises_the_usual_error():
     with pytest.raises(ValueError, match="Unrecognized model identifier"):
         AutoConfig.for_model("vaswani_other")
     assert vaswani.VaswaniConfig in AutoModel._model_mapping

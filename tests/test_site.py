@@ -56,7 +56,7 @@ def test_the_site_loads_nothing_external(site: Path) -> None:
 
 @pytest.mark.script
 @pytest.mark.slow
-def test_lists_fences_and_tables_are_not_left_as_text(site: Path) -> None:
+def test_lists_code_fences_and_tables_are_rendered(site: Path) -> None:
     """On the site, what a list's item holds is indented by four spaces."""
     for path in site.glob("*.html"):
         article = path.read_text().partition("<article")[2].partition("</article")[0]
@@ -104,7 +104,7 @@ def test_every_field_of_a_training_is_in_the_page_of_its_command(made: dict[str,
 
 
 @pytest.mark.parametrize("config_class", [VaswaniConfig, VaswaniEncoderConfig, VaswaniDecoderConfig])
-def test_every_field_of_a_model_has_a_meaning(config_class: type, made: dict[str, str]) -> None:
+def test_every_field_of_a_model_has_a_description(config_class: type, made: dict[str, str]) -> None:
     part = made["configuration.md"].split(f"## {config_class.__name__}\n")[1].split("\n## ")[0]
     library = {field.name for field in dataclasses.fields(PreTrainedConfig)}
     own = {field.name for field in dataclasses.fields(config_class)} - library
@@ -112,7 +112,7 @@ def test_every_field_of_a_model_has_a_meaning(config_class: type, made: dict[str
     assert missing <= {"is_encoder_decoder"}, missing
 
 
-def test_every_public_name_has_a_place(made: dict[str, str]) -> None:
+def test_every_public_name_is_documented(made: dict[str, str]) -> None:
     text = "".join(page for name, page in made.items() if name.startswith("api/"))
     documented = set(re.findall(r"^::: vaswani\.(\w+)$", text, flags=re.MULTILINE))
     documented |= set(re.findall(r"^## (\w+)$", made["configuration.md"], flags=re.MULTILINE))
@@ -121,7 +121,7 @@ def test_every_public_name_has_a_place(made: dict[str, str]) -> None:
 
 @pytest.mark.script
 @pytest.mark.slow
-def test_docstrings_become_parts_of_a_page(site: Path) -> None:
+def test_docstring_sections_are_rendered(site: Path) -> None:
     page = (site / "api" / "using_models.html").read_text()
     assert 'id="vaswani.Translator.from_pretrained"' in page
     assert "Parameters:" in page
@@ -188,7 +188,7 @@ def messages(folder: Path) -> list[str]:
     return texts
 
 
-def test_every_message_of_the_troubleshooting_page_is_one_of_the_code() -> None:
+def test_every_message_of_the_troubleshooting_page_occurs_in_the_code() -> None:
     page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     quoted = re.findall(r"^### `(.*)`$", page, flags=re.MULTILINE)
     assert len(quoted) >= 20

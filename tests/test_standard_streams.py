@@ -132,12 +132,12 @@ def test_a_failing_standard_error_does_not_stop_a_command(outcomes, models, tmp_
     assert not list(tmp_path.rglob("*.partial"))
 
 
-def test_a_closed_standard_input_is_an_error_and_no_empty_text(outcomes, models) -> None:
+def test_a_closed_standard_input_gives_an_error(outcomes, models) -> None:
     told = outcomes({"stdin": "closed"}, translate=["translate", "--model", str(models / "translator")])
     assert told["translate"] == (1, "vaswani: cannot read line 1 of the input: it is closed\n")
 
 
-def test_results_on_a_standard_output_that_fails(outcomes, models) -> None:
+def test_a_failing_standard_output_gives_an_error_for_results(outcomes, models) -> None:
     model, text = ["--model", str(models / "translator")], ["--input", str(models / "in.txt")]
     for state, expected in SAYS.items():
         told = outcomes(

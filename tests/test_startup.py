@@ -46,7 +46,7 @@ def words_of_commands() -> list[list[str]]:
     return found
 
 
-def test_the_help_of_a_command_loads_nothing_heavy():
+def test_the_help_of_a_command_imports_no_slow_modules():
     helps = [[*words, "--help"] for words in words_of_commands()]
     for words, outcome in zip(helps, outcomes(helps), strict=True):
         assert outcome == (0, []), words

@@ -17,12 +17,12 @@ WITHIN = 0.031
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_the_published_number(name: str) -> None:
+def test_parameter_counts_equal_the_published_ones(name: str) -> None:
     assert count(config_of(name)) / 1e6 == pytest.approx(SYSTEMS[name].published, rel=WITHIN)
 
 
 @pytest.mark.parametrize("name", [name for name, system in SYSTEMS.items() if system.library])
-def test_as_many_as_transformers_own(name: str) -> None:
+def test_parameter_counts_equal_those_of_transformers(name: str) -> None:
     of_token_types = 2 * 768 if name == "systems/bigbird" else 0  # ours has none
     assert count(config_of(name)) == count(SYSTEMS[name].library()) - of_token_types
 

@@ -73,7 +73,7 @@ def test_all_tasks_are_known():
         ("finetune", "task", "other", "classification, .*, question_answering, completion"),
     ],
 )
-def test_help_of_a_kind_that_does_not_exist(command, flag, value, choices):
+def test_help_for_an_unknown_kind_raises_an_error(command, flag, value, choices):
     with pytest.raises(UserError, match=f"{flag}={value} is unknown; choose one of {choices}"):
         help_page(command, [f"--{flag}", value])
 

@@ -179,7 +179,7 @@ def test_arrows_go_between_lines(show) -> None:
     assert focused(page) == "word2"
 
 
-def test_words_in_place_of_tokens(show, maps) -> None:
+def test_whole_words_replace_tokens(show, maps) -> None:
     page = show(maps.values())
     page.get_by_label("Whole words").check()
     joined = maps["cross"].words()
@@ -263,7 +263,7 @@ def test_a_notebook_shows_the_page_in_a_frame(pages: WatchedPages, tmp_path: Pat
     assert page.evaluate("getComputedStyle(document.body).margin") == "8px"  # the browser's own
 
 
-def test_the_pictures_follow_the_colors(show, maps) -> None:
+def test_head_pictures_follow_the_color_scheme(show, maps) -> None:
     page = show(maps.values())
     picture = page.get_by_role("radio", name="Layer 2, head 2").locator("canvas")
     expect(picture).to_have_attribute("height", "9")

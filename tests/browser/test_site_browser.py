@@ -62,7 +62,9 @@ def test_colours_follow_the_system_and_the_button(
     ("viewport", "colors"), [("desktop", "light"), ("desktop", "dark"), ("phone", "light")]
 )
 @pytest.mark.parametrize("name", ["index", "commands/train", "api/using_models", "paper"])
-def test_pages_can_be_read(pages: WatchedPages, served: str, name: str, viewport: str, colors: str) -> None:
+def test_pages_are_accessible(
+    pages: WatchedPages, served: str, name: str, viewport: str, colors: str
+) -> None:
     page = pages.open(f"{served}/{name}.html", viewport=viewport, colors=colors)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     pages.check_accessibility(page)

@@ -228,7 +228,7 @@ class TestTokenCache:
         monkeypatch.setattr(pair_tokens, "_encode", None)
         assert tokenize_corpus(corpus().split("train"), tokenizer, tokenizer)[:] == first
 
-    def test_another_tokenizer_is_another_result(self, corpus, tokenizer):
+    def test_another_tokenizer_gives_other_tokens(self, corpus, tokenizer):
         rows = corpus().split("train")
         first = tokenize_corpus(rows, tokenizer, tokenizer)["input_ids"][:]
         other = train_tokenizer([text for pair in PAIRS for text in pair], 280, min_frequency=1)
@@ -325,7 +325,7 @@ class TestSampler:
         source, target = np.array(lengths).T
         assert batching._cut(source, target, budget).tolist() == [*slow, len(lengths)]
 
-    def test_the_order_depends_on_seed_and_epoch_and_the_shapes_on_neither(self):
+    def test_seed_and_epoch_change_the_order_but_not_the_batch_shapes(self):
         source, target = lengths_of(tokenized_rows())
 
         def shapes(batches):
@@ -344,13 +344,13 @@ class TestSampler:
         assert all(one != other for one, other in itertools.combinations(contents, 2))
         assert all(shapes(order) == shapes(orders[0]) for order in orders)
 
-    def test_one_sampler_gives_each_epoch_again(self):
+    def test_returning_to_an_epoch_gives_the_same_batches(self):
         source, target = lengths_of(tokenized_rows())
         sampler = TokenBudgetBatchSampler(source, target, 200, seed=3)
         epochs = [epoch_of(sampler, epoch) for epoch in (0, 1, 2)]
         assert [epoch_of(sampler, epoch) for epoch in (2, 0, 1)] == [epochs[2], epochs[0], epochs[1]]
 
-    def test_without_shuffling_the_order_is_one_and_begins_with_the_longest(self):
+    def test_without_shuffling_batches_run_from_longest_to_shortest(self):
         source, target = lengths_of(tokenized_rows())
         sampler = TokenBudgetBatchSampler(source, target, 200, shuffle=False)
         batches = epoch_of(sampler, 0)
@@ -406,7 +406,7 @@ class TestSampler:
         with pytest.raises(ValueError, match="at least one token"):
             TokenBudgetBatchSampler([1, 0], None, 16)
 
-    def test_the_largest_batches_are_halved_for_the_sake_of_equal_steps(self):
+    def test_the_largest_batches_are_halved_to_give_processes_equal_steps(self):
         def rows_of_batches(num_replicas):
             lengths = [1] * 12 + [6] * 2  # one batch of twelve rows, one of two
             sampler = TokenBudgetBatchSampler(lengths, lengths, 24, num_replicas=num_replicas)
@@ -488,7 +488,7 @@ class TestStream:
         assert [sorted(order) for order in orders] == [[*range(30)]] * 2
         assert orders[0] != orders[1]
 
-    def test_a_buffer_is_all_that_is_read_ahead(self):
+    def test_a_stream_reads_at_most_one_buffer_ahead(self):
         read = itertools.count()
 
         def rows():
@@ -522,7 +522,7 @@ class TestStream:
         assert len(fitting) < 300
         assert sum(map(len, found)) == len(fitting)
 
-    def test_goes_through_the_rows_without_end_each_time_in_another_order(self):
+    def test_a_stream_repeats_its_rows_without_end_in_new_orders(self):
         rows = tokenized_rows()
         passes = [list(token_budget_batches(rows, 200, 90, seed=1, epoch=epoch)) for epoch in range(3)]
         assert passes[0] != passes[1] != passes[2]
@@ -731,7 +731,7 @@ class TestCollator:
         del batch["labels"]
         torch.testing.assert_close(model(**batch).logits, expected)
 
-    def test_a_senseless_multiple(self):
+    def test_pad_to_multiple_of_must_be_positive(self):
         with pytest.raises(ValueError, match="pad_to_multiple_of=0 must be at least 1"):
             Seq2SeqCollator(0, 1, 0)
 

@@ -165,7 +165,7 @@ def test_each_epoch_has_its_own_reproducible_segmentation(dates):
 
 
 @pytest.mark.parametrize("limit", ["longest", "max_tokens"])
-def test_a_row_beyond_a_limit_keeps_its_split(dates, limit):
+def test_a_row_that_would_exceed_a_limit_keeps_its_tokens(dates, limit):
     tokenizer, rows = dates
     longest = {"longest": 12, "max_tokens": 24}[limit]
     new = splitter(tokenizer, 1.0, **{limit: longest})(rows.to_list(), np.random.default_rng(0))

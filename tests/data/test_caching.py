@@ -100,7 +100,7 @@ def test_a_damaged_file_is_made_again(
 
 
 @pytest.mark.parametrize("place", ["file", "empty folder", "link"])
-def test_something_else_in_the_place_of_a_folder(
+def test_a_cache_entry_that_is_no_valid_folder_is_replaced(
     place: str, cache: Path, spec: CorpusSpec, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = tokens(spec).to_list()
@@ -133,7 +133,7 @@ def test_a_run_killed_while_writing_leaves_no_cache_entry_for_others(
     assert alive.exists()
 
 
-def test_several_mend_a_folder_at_a_time(cache: Path, spec: CorpusSpec) -> None:
+def test_concurrent_readers_repair_a_damaged_cache_entry(cache: Path, spec: CorpusSpec) -> None:
     expected = texts(spec).to_list()
     for number in range(5):
         (folder,) = folders(cache)
@@ -246,7 +246,7 @@ def test_a_cache_folder_that_cannot_be_created_raises_an_error(
         texts(spec)
 
 
-def test_a_source_that_cannot_be_read_is_not_taken_for_the_cache(
+def test_an_unreadable_source_file_is_not_reported_as_a_cache_error(
     cache: Path, spec: CorpusSpec, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)

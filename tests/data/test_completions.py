@@ -47,7 +47,7 @@ def learned(tokenizer, row: dict) -> str:
     return tokenizer.decode([label for label in row["labels"] if label != -100])
 
 
-def test_a_prompt_is_not_learned_and_its_completion_is(tokenizer):
+def test_only_the_completion_has_labels(tokenizer):
     (row,) = tokenized(tokenizer, [{"prompt": "the film", "completion": " was good"}])
     prompt, whole = tokenizer("the film").input_ids, tokenizer("the film was good").input_ids
     assert row["input_ids"] == [*whole, tokenizer.eos_token_id]
@@ -62,7 +62,7 @@ def test_a_space_at_the_end_of_a_prompt_belongs_to_the_completion(tokenizer):
     assert learned(tokenizer, second).strip().startswith("was")
 
 
-def test_the_answers_in_a_chat_are_learned_up_to_their_end(tokenizer):
+def test_answers_in_a_chat_have_labels_up_to_the_end_token(tokenizer):
     (row,) = tokenized(tokenizer, [{"messages": json.dumps(CHAT)}])
     end = tokenizer.eos_token
     assert learned(tokenizer, row).replace(" ", "") == f"wasgood{end}andoslo{end}"

@@ -126,7 +126,7 @@ class TestFiles:
     def test_a_single_name_need_not_be_a_list(self, data):
         assert len(load(write(data, "a.csv")[0]).splits["train"]) == 3
 
-    def test_home_folder(self, data, monkeypatch):
+    def test_a_tilde_stands_for_the_home_folder(self, data, monkeypatch):
         monkeypatch.setenv("HOME", str(data))
         write(data, "a.csv")
         assert len(load(["~/a.csv"]).splits["train"]) == 3
@@ -141,7 +141,7 @@ class TestFiles:
 
     @pytest.mark.parametrize("streaming", [False, True])
     @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.tsv", "a.parquet"])
-    def test_a_wrong_field_is_answered_with_those_that_exist(self, name, streaming, data):
+    def test_an_unknown_field_raises_an_error_with_the_existing_fields(self, name, streaming, data):
         message = rf"^target_field: .*{name} has no field 'de'; it has 'source', 'target'$"
         with pytest.raises(UserError, match=message):
             load(write(data, name), target_field="de", streaming=streaming)
@@ -167,7 +167,7 @@ class TestFiles:
         with pytest.raises(UserError, match=r"no field 't'; it has 't\.en', 't\.de'"):
             load([str(path)], source_field="t")
 
-    def test_a_field_that_the_first_row_lacks_exists(self, data):
+    def test_a_field_missing_in_the_first_row_is_found(self, data):
         path = data / "a.jsonl"
         path.write_text('{"source": "a"}\n{"source": "b", "target": "c"}\n{"source": "d", "target": "e"}\n')
         assert load([str(path)]).reports["train"] == RowReport(kept=2, missing_target=1)
@@ -193,7 +193,7 @@ class TestSeveralTables:
         orders = [load(files).identity() for files in ([first, second], [second, first], [first])]
         assert not any(orders[one] == orders[other] for one, other in ((0, 1), (0, 2), (1, 2)))
 
-    def test_each_must_have_the_fields(self, data):
+    def test_each_table_must_have_the_fields(self, data):
         files = [*write(data, "a.jsonl"), str(data / "b.jsonl")]
         (data / "b.jsonl").write_text(json.dumps({"source": "x", "de": "y"}) + "\n")
         with pytest.raises(UserError, match=r"target_field: .*b\.jsonl has no field 'target'; it has"):
@@ -254,7 +254,7 @@ class TestMistakes:
             with pytest.raises(UserError, match=rf"dataset={missing}: no such folder"):
                 load_corpus(CorpusSpec(dataset=missing))
 
-    def test_a_file_without_permission(self, data, monkeypatch):
+    def test_an_unreadable_file_raises_an_error(self, data, monkeypatch):
         monkeypatch.setattr(os, "access", lambda *_: False)  # root may read everything
         with pytest.raises(UserError, match=r"cannot read .*a\.jsonl: permission denied"):
             load(write(data, "a.jsonl"))
@@ -296,7 +296,7 @@ class TestReports:
         assert len(corpus.splits["train"]) == 6
         assert load(spoiled_file(data)).reports["train"] == SPOILED  # from the cache
 
-    def test_one_line_for_people(self):
+    def test_a_report_is_one_readable_line(self):
         assert str(RowReport(kept=1200)) == "kept 1,200 of 1,200 rows"
         assert str(RowReport(9, truncated=2, in_training=3, empty=1)) == (
             "kept 9 of 10 rows, 2 of them cut off; left out: 1 empty; also in the training split: 3"
@@ -330,7 +330,7 @@ class TestReports:
 
     @pytest.mark.parametrize("streaming", [False, True])
     @pytest.mark.parametrize(("bad", "warned"), [(3, False), (4, True)])
-    def test_more_than_half_unusable_is_warned_of(self, bad, warned, streaming, data, caplog):
+    def test_more_than_half_unusable_rows_give_a_warning(self, bad, warned, streaming, data, caplog):
         files = write(data, "a.jsonl", PAIRS + [("", "")] * bad)
         list(load(files, streaming=streaming).splits["train"])
         assert ("More than half of the rows" in caplog.text) == warned
@@ -359,13 +359,13 @@ class TestCache:
         os.utime(files[0], ns=(before.st_atime_ns, before.st_mtime_ns))
         assert pairs(load(files).splits["train"])[0] == ("Six men.", "Zwei Männer.")
 
-    def test_other_fields_of_the_same_file_are_other_rows(self, data):
+    def test_other_fields_of_the_same_file_are_cached_separately(self, data):
         files = write(data, "a.csv")
         load(files)
         swapped = load(files, source_field="target", target_field="source")
         assert pairs(swapped.splits["train"]) == [(t, s) for s, t in PAIRS]
 
-    def test_a_newer_reader_reads_again(self, data, monkeypatch, tmp_path):
+    def test_a_changed_reader_invalidates_the_cache(self, data, monkeypatch, tmp_path):
         files = write(data, "a.csv")
         load(files)
         newer = tmp_path / "reading.py"
@@ -375,7 +375,7 @@ class TestCache:
         with pytest.raises(AssertionError, match="read again"):
             load(files)
 
-    def test_processes_side_by_side_get_the_same_rows(self, data, cache):
+    def test_concurrent_loads_share_one_cache_entry(self, data, cache):
         files = write(data, "a.csv", PAIRS * 2000)
         with ThreadPoolExecutor(4) as pool:
             loaded = list(pool.map(lambda _: load(files), range(4)))
@@ -450,7 +450,7 @@ class TestFolders:
         ):
             load_corpus(CorpusSpec(dataset=str(data / "saved"), streaming=streaming))
 
-    def test_a_folder_of_something_else(self, streaming, data):
+    def test_a_folder_without_exactly_one_file_per_split_raises_an_error(self, streaming, data):
         spec = CorpusSpec(dataset=str(data), streaming=streaming)
         with pytest.raises(UserError, match="was not saved with save_to_disk, nor does it hold train"):
             load_corpus(spec)

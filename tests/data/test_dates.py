@@ -94,7 +94,7 @@ def test_the_default_has_forty_languages_or_more(default_dates):
     assert set(default_dates["train"]["locale"]) == set(DEFAULT_LOCALES)
 
 
-def test_all_locales_are_those_with_ascii_digits():
+def test_available_locales_are_those_with_ascii_digits():
     available = set(available_locales())
     assert available >= set(DEFAULT_LOCALES)
     days = [datetime.date(1999, month, 10 + month) for month in range(1, 13)]
@@ -258,7 +258,7 @@ def test_the_same_arguments_give_the_same_rows_in_every_process():
     assert other.stdout.strip() == describe_dates(generate_dates(["tr", "dav", "ko"], 3, **SMALL))["sha256"]
 
 
-def test_the_global_generator_is_neither_used_nor_disturbed():
+def test_the_global_random_state_is_neither_used_nor_changed():
     random.seed(0)
     before = random.getstate()
     first = describe_dates(generate_dates(["en"], **SMALL))

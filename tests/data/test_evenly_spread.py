@@ -32,6 +32,6 @@ def test_choices_are_distinct_and_reach_from_first_to_last() -> None:
             assert max(gaps) - min(gaps) <= 1
 
 
-def test_no_more_are_chosen_than_there_are() -> None:
+def test_at_most_all_items_are_chosen() -> None:
     assert evenly_spread(10, 20) == list(range(10))
     assert evenly_spread(10, 5) == [0, 2, 4, 7, 9]

@@ -65,7 +65,7 @@ def test_half_width_katakana_with_sound_marks(rule: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("rule", ["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf"])
-def test_letters_that_are_written_in_parts_are_composed(rule: str, tmp_path: Path) -> None:
+def test_decomposed_letters_are_composed(rule: str, tmp_path: Path) -> None:
     texts = ["나는 학교에 갑니다", "오늘 날씨가 좋습니다", "Tôi đi học ở trường", "Điều này rất tốt", "Ça va"]
     options = {"normalization_rule_name": rule, "vocab_size": 120}
     file = write_sentencepiece(tmp_path / "spm.model", texts * 9, **options)

@@ -87,7 +87,7 @@ def test_classes_of_a_saved_data_set_have_their_names(tmp_path):
     assert [row["label"] for row in train_rows(train_file=[str(tmp_path / "rows.parquet")])] == ["pos", "neg"]
 
 
-def test_categories_of_a_table_of_another_make(tmp_path):
+def test_categorical_and_nested_columns_of_parquet_are_read(tmp_path):
     """As pandas writes them, beside a column that is no concern of ours; and a name with a dot in it."""
     kinds = pa.DictionaryArray.from_arrays(pa.array([1, 0]), pa.array(["neg", "pos"]))
     nested = pa.array([{"text": "so good"}, {"text": "bad"}])
@@ -110,7 +110,7 @@ def test_two_text_files_pair_texts_and_labels(tmp_path):
     ]
 
 
-def test_text_files_that_do_not_pair_are_refused(tmp_path):
+def test_text_files_of_different_lengths_raise_an_error(tmp_path):
     (tmp_path / "texts").write_text("so good\nbad\nso bad\n")
     (tmp_path / "labels").write_text("pos\nneg\n")
     with pytest.raises(
@@ -155,7 +155,7 @@ def test_conll_with_comments_tabs_and_other_spaces(tmp_path):
     "sentence",
     ["Bob\tNNP\tB-PER\nsaw\tVB\t\n", "Bob NNP B-PER\nsaw VB\n", "Rome\tNNP\t\n", "\tNNP\tO\n", "Rome\n"],
 )
-def test_a_sentence_without_a_tag_for_each_word_has_no_other_column_as_tags(tmp_path, sentence):
+def test_a_sentence_with_a_missing_tag_is_malformed(tmp_path, sentence):
     (tmp_path / "train.conll").write_text(f"Ann NNP B-PER\n\n{sentence}\nhere  RB   O \n")
     corpus = load_labelled(LabelledSpec(dataset=str(tmp_path), task="tagging"))
     assert [row["label"] for row in corpus.splits["train"]] == [["B-PER"], ["O"]]

@@ -114,7 +114,7 @@ def test_words_keep_the_leading_space_of_byte_level_tokens(kind):
     assert [token[0] for token in tokenizer.convert_ids_to_tokens(first)] == ["t", "Ġ", "Ġ"]
 
 
-def test_words_that_are_cut_off_have_no_place():
+def test_truncated_words_have_no_position():
     rows = [{"text": ["the", "film", "was", "good"], "label": [0] * 4}]
     tokens, _ = tokenize(rows, max_length=5, target=lambda row: row["word_starts"])
     assert tokens[0]["labels"] == [1, 2, 3]

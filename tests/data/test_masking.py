@@ -109,7 +109,7 @@ def test_whole_words_keep_the_share(rows):
     assert share == pytest.approx(0.15, abs=0.01)
 
 
-def test_every_row_has_something_to_find(rows):
+def test_every_row_has_at_least_one_masked_token(rows):
     for row in rows:
         _, labels = MaskingCollator(TOKENIZER, probability=1e-9).mask(row)
         assert (labels != -100).sum() == 1

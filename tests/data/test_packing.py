@@ -71,7 +71,7 @@ def test_logits_and_loss_are_those_of_each_document_alone(kind):
     torch.testing.assert_close(packed.loss, torch.cat(losses).mean(), rtol=1e-4, atol=1e-5)
 
 
-def test_without_positions_documents_would_see_each_other():
+def test_without_position_ids_packed_documents_attend_to_each_other():
     torch.manual_seed(0)
     model = MODELS["ours"]().eval()
     batch = PackingCollator(PAD, BEGIN)(blocks(PackedBlocks(50))[:4])
@@ -100,7 +100,7 @@ def test_parts_of_documents_come_with_a_mask():
     assert "position_ids" not in batch
 
 
-def test_packed_or_not_the_labels_are_the_same_tokens():
+def test_packing_keeps_the_same_label_tokens():
     packed = PackingCollator(PAD, BEGIN)(blocks(PackedBlocks(40)))
     parts = DocumentCollator(PAD)(blocks(DocumentParts(40)))
     # A block begins with what ends the one before it, a document with <s>: neither is a label.

@@ -66,7 +66,7 @@ def test_every_format_gives_the_same_rows(tmp_path, form):
     assert load(write(tmp_path, form)) == ROWS
 
 
-def test_the_first_version_of_squad_has_no_mark_of_impossible_questions(tmp_path):
+def test_squad_1_files_without_is_impossible_are_read(tmp_path):
     answerable = [row for row in ROWS if row["answers"]["text"]]
     (tmp_path / "rows.json").write_text(json.dumps(nested(answerable, "1.1")))
     assert load(tmp_path / "rows.json") == answerable

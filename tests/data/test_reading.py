@@ -69,7 +69,7 @@ class TestProblems:
             (("a", " \t\u3000\x85"), "empty"),
         ],
     )
-    def test_each_row_gets_its_verdict(self, row, problem):
+    def test_the_problem_of_each_row_is_found(self, row, problem):
         assert problem_of(row) == problem
 
 
@@ -151,7 +151,7 @@ class TestCsv:
             ("None", "nan"),
         ]
 
-    def test_rows_with_broken_quotes_or_a_wrong_number_of_cells(self, tmp_path):
+    def test_rows_with_broken_quotes_or_a_wrong_cell_count_are_malformed(self, tmp_path):
         content = (
             'source,target\r\n"Hi" he said,x\r\nhe said "Hi",y\r\na,b,c\r\nonly\r\n\r\n"open,z\r\nlast,w\r\n'
         )
@@ -159,7 +159,7 @@ class TestCsv:
         # The quote that is never closed takes the two last lines with it: both are counted.
         assert rows == [None, ('he said "Hi"', "y"), None, ("only", None), ("", ""), None, None]
 
-    def test_a_carriage_return_without_quotes_parts_no_row(self, tmp_path):
+    def test_an_unquoted_carriage_return_does_not_split_a_row(self, tmp_path):
         content = 'target,source\nBonjour tout le monde,Hello\reverybody\nfoo,"b\rc"\nx,y\n'
         rows = rows_of(write(tmp_path / "a.csv", content))
         assert rows == [None, ("b\rc", "foo"), ("y", "x")]
@@ -177,7 +177,7 @@ class TestCsv:
         rows = rows_of(write(tmp_path / "a.csv", "source,target,a;b\nx;y,z,1\n"))
         assert rows == [("x;y", "z")]
 
-    def test_with_three_columns_a_cell_too_few_shifts_nothing_in(self, tmp_path):
+    def test_a_missing_cell_of_three_columns_does_not_shift_the_others(self, tmp_path):
         content = "id,source,target\n1,a,b\n2 c,d\n3\n"
         rows = rows_of(write(tmp_path / "a.csv", content))
         assert [problem_of(row) for row in rows] == [None, "missing_target", "missing_source"]

@@ -34,7 +34,7 @@ def test_rows_have_the_place_where_they_begin(tmp_path: Path) -> None:
     assert list(read_records(write(tmp_path, "empty.tsv", ""))) == []
 
 
-def test_a_text_is_a_text() -> None:
+def test_fields_of_a_record_are_read_as_text() -> None:
     row = Record("line 1", {"a": "x", "b": None, "c": {"d": "y"}, "e": 5, "f": ["u", "v"], "g.h": "z"})
     assert [row.text(name) for name in ("a", "b", "c.d", "none", "g.h")] == ["x", "", "y", "", "z"]
     assert row.text("f", words=True) == ["u", "v"]

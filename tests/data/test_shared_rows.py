@@ -47,7 +47,7 @@ def test_rows_that_are_equal_in_all_columns_are_shared(
     assert count_shared_rows(Dataset.from_dict(split), Dataset.from_dict(training)) == shared
 
 
-def test_selected_rows_alone_count() -> None:
+def test_only_selected_rows_are_compared() -> None:
     training, split = (Dataset.from_dict({"text": list(letters)}) for letters in ("abcdef", "fedxyz"))
     assert count_shared_rows(split, training.select([0, 4, 5])) == 2
     assert count_shared_rows(split.select([3, 2]), training) == 1

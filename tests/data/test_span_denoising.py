@@ -30,7 +30,7 @@ PLAIN = SpanNoise()
 NOISES = [PLAIN, SpanNoise(0.5, 1), SpanNoise(0.9, 4.5), SpanNoise(0.01, 3)]
 
 
-def test_the_example_of_the_paper():
+def test_removed_spans_match_the_example_of_the_paper():
     """Figure 2: thank you <X> me to your party <Y> week → <X> for inviting <Y> last <Z>."""
     words = ["Thank", "you", "for", "inviting", "me", "to", "your", "party", "last", "week"]
     numbers, removed = np.arange(10), np.isin(words, ["for", "inviting", "last"])
@@ -106,7 +106,7 @@ def pieces(max_length: int = 24, noise: SpanNoise = NOISES[0]) -> Dataset:
     return make_sequences(Dataset.from_dict({"text": TEXTS}), TOKENIZER, SpanPieces(max_length, noise))
 
 
-def test_pieces_are_the_texts_and_end_between_sentences():
+def test_pieces_cover_the_texts_and_end_between_sentences():
     rows = pieces(60)
     texts = [TOKENIZER.decode(row["input_ids"]).strip("\n") for row in rows]
     assert "\n".join(texts) == "\n".join(TEXTS)

@@ -31,7 +31,7 @@ def own_tokenizers() -> dict[str, PreTrainedTokenizerBase]:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ["translation", "masked", "causal", "bytes"])
-def test_a_frame_cuts_tokens_as_the_tokenizer_itself_does(name: str, side: str) -> None:
+def test_a_frame_truncates_tokens_as_the_tokenizer_does(name: str, side: str) -> None:
     tokenizer = own_tokenizers()[name]
     tokenizer.truncation_side = side
     codec = TextCodec(tokenizer)
@@ -162,7 +162,7 @@ def test_threads_encode_sources_and_targets_at_once(kind: str, library_tokenizer
 
 @pytest.mark.parametrize("kind", ["m2m100", "nllb", "mbart", "mbart50"])
 @pytest.mark.parametrize("language", [None, "klingon"])
-def test_a_target_language_that_is_not_known_is_an_error(
+def test_an_unknown_target_language_raises_an_error(
     kind: str, language: str | None, library_tokenizers: dict[str, Path]
 ) -> None:
     tokenizer = load_tokenizers(library_tokenizers[kind])[0]

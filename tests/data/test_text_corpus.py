@@ -68,7 +68,7 @@ def test_a_saved_data_set_and_the_dates(tmp_path):
     assert all(len(text) == len("2001-02-03") for text in dates)
 
 
-def test_blank_lines_may_part_documents(tmp_path):
+def test_blank_lines_can_separate_documents(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("\none\ntwo \n\n \nthree\n\n")
     assert texts_of(train_file=str(path), documents="blank_line") == ["one\ntwo ", "three"]
@@ -88,7 +88,7 @@ def test_unusable_rows_are_counted_by_reason(tmp_path, streaming):
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
-def test_a_wrong_field_is_answered_with_those_that_exist(tmp_path, name):
+def test_an_unknown_field_raises_an_error_with_the_existing_fields(tmp_path, name):
     path = write(tmp_path / name)
     with pytest.raises(UserError, match=rf"^text_field: .*{name} has no field 'body'; it has .*'text'"):
         texts_of(train_file=str(path), text_field="body")
@@ -104,7 +104,7 @@ def test_a_corpus_without_rows_or_with_two_train_files_raises_an_error(tmp_path)
         texts_of(dataset=str(tmp_path))
 
 
-def test_pairs_and_texts_of_one_file_do_not_meet_in_the_cache(tmp_path):
+def test_pairs_and_texts_of_one_file_are_cached_separately(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"source": "a", "target": "b"}\n')
     assert texts_of(train_file=str(path), text_field="target") == ["b"]

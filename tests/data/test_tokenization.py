@@ -288,7 +288,7 @@ def test_separate_tokenizers_load_with_plain_auto_tokenizer(tmp_path):
     assert target.tokenize("Hund") == ["ĠHund"] != source.tokenize("Hund")
 
 
-def test_a_source_tokenizer_that_another_library_saves_again_misses_the_target_s(tmp_path):
+def test_a_source_tokenizer_saved_without_its_target_raises_an_error(tmp_path):
     """`Seq2SeqTrainer` saves its `processing_class` alone, and both vocabularies may be of one size."""
     save_tokenizers(train_tokenizer(ENGLISH, 300), train_tokenizer(GERMAN, 300), tmp_path / "trained")
     AutoTokenizer.from_pretrained(tmp_path / "trained").save_pretrained(tmp_path / "again")

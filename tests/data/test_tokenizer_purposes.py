@@ -51,7 +51,7 @@ def test_an_encoder_reads_one_text_or_two(make):
     assert tokenizer.get_special_tokens_mask(two.input_ids, already_has_special_tokens=True).count(1) == 3
 
 
-def test_a_decoder_reads_a_beginning_and_no_end(make):
+def test_causal_tokenizers_add_a_begin_token_and_no_end_token(make):
     tokenizer = make("causal")
     (ids,) = TextCodec(tokenizer).token_ids(["the </s> dog"])
     assert ids[0] == tokenizer.bos_token_id

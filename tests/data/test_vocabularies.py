@@ -75,7 +75,9 @@ def test_the_cache_key_covers_every_setting(
     assert len(trainings) == 2
 
 
-def test_a_stream_is_read_each_time(tmp_path: Path, trainings: list[dict[str, Any]]) -> None:
+def test_a_tokenizer_of_a_stream_is_trained_each_time(
+    tmp_path: Path, trainings: list[dict[str, Any]]
+) -> None:
     whole = trained_tokenizer(rows_in(tmp_path / "a.jsonl"), ["source", "target"], **OPTIONS)
     for _ in range(2):
         streamed = trained_tokenizer(

@@ -31,7 +31,7 @@ def test_dates_are_of_the_locales_of_the_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("split", ["test", "validation"])
-def test_rows_of_the_test_split_while_its_file_is_there(tmp_path: Path, split: str) -> None:
+def test_examples_are_rows_of_the_test_file_if_it_exists(tmp_path: Path, split: str) -> None:
     file = tmp_path / "rows.jsonl"
     texts = ["a" * (LONGEST + 1), *(f"text {number}" for number in range(9))]
     file.write_text("".join(json.dumps({"en": text, "de": "x"}) + "\n" for text in texts))

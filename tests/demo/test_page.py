@@ -88,7 +88,7 @@ def test_the_page_names_its_models_and_loads_nothing_external(
     assert httpx.get(f"{address}theme.css").text.count("https://") == 0
 
 
-def test_a_page_shows_models_of_one_kind(tmp_path: Path) -> None:
+def test_models_of_different_kinds_raise_an_error(tmp_path: Path) -> None:
     classifier = Classifier.from_pretrained(save_toy_classifier(tmp_path, "classification"), device="cpu")
     translator = Translator(toy_model(), toy_tokenizer())
     with pytest.raises(UserError, match=r"of one kind; got a \(Translator\), b \(Classifier\)"):
@@ -97,7 +97,7 @@ def test_a_page_shows_models_of_one_kind(tmp_path: Path) -> None:
         build_demo({})
 
 
-def test_a_page_can_be_a_part_of_another(translators: dict[str, Translator]) -> None:
+def test_a_page_can_be_embedded_in_another(translators: dict[str, Translator]) -> None:
     pages = [build_demo({name: translator}) for name, translator in translators.items()]
     with gr.Blocks(analytics_enabled=False) as outer:
         for page in pages:

@@ -133,7 +133,7 @@ def test_a_port_that_is_taken(models: Path, capfd: pytest.CaptureFixture[str]) -
     assert f"port {port} of 127.0.0.1 cannot be used: Address already in use; give another with " in told
 
 
-def test_without_gradio(
+def test_without_gradio_the_error_names_the_remedy(
     models: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vaswani.demo, "find_spec", lambda name: None)

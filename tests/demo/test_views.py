@@ -75,7 +75,7 @@ def test_the_number_of_hypotheses_is_that_of_beams() -> None:
     ]
 
 
-def test_a_text_of_several_lines_is_one() -> None:
+def test_lines_of_a_text_are_joined() -> None:
     view = translation_view()
     assert view.show("one\n two\n")[0] == view.show("one two")[0]
 
@@ -109,7 +109,7 @@ def test_markup_in_a_text_is_escaped() -> None:
     assert "&lt;" in html
 
 
-def test_a_failure_is_a_line_on_the_page(monkeypatch, caplog) -> None:
+def test_a_failure_is_shown_as_one_line(monkeypatch, caplog) -> None:
     view = translation_view()
     failures = {RunError("no memory left"): "no memory left", KeyError("gone"): "KeyError: 'gone'"}
     for failure, expected in failures.items():
@@ -222,7 +222,7 @@ def test_answers_are_those_of_the_model_and_marked_in_their_text(folder: Path, d
     assert {"rome", "oslo"} <= {token.strip("Ġ▁ ") for token in maps[0].keys}
 
 
-def test_no_answer_has_a_score_and_no_mark(folder: Path) -> None:
+def test_no_answer_is_shown_with_its_score_and_marks_nothing(folder: Path) -> None:
     view = answers(folder, threshold=-1000.0)
     text, html = view.show("who", CONTEXT)
     (expected,) = view.answerer.answer([("who", CONTEXT)])
@@ -231,7 +231,7 @@ def test_no_answer_has_a_score_and_no_mark(folder: Path) -> None:
     assert "<mark>" not in html
 
 
-def test_a_question_waits_for_its_text(folder: Path) -> None:
+def test_a_question_needs_a_text(folder: Path) -> None:
     view = answers(folder)
     assert view.show("", CONTEXT) == ("", "")
     text, html = view.show("who", " ")

@@ -59,7 +59,9 @@ def test_the_requested_layers_are_copied_and_counted(
     )
 
 
-def test_a_student_is_evaluated_as_its_teacher(teacher: Path, tmp_path: Path, capsys) -> None:
+def test_a_student_keeps_the_evaluation_settings_of_its_teacher(
+    teacher: Path, tmp_path: Path, capsys
+) -> None:
     trained = tmp_path / "trained"
     shutil.copytree(teacher, trained)
     settings = {"task": "summarization", "source_field": "de", "target_field": "en", "learning_rate": 1e-3}

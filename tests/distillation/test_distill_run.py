@@ -141,7 +141,7 @@ def test_the_cache_trains_as_the_live_teacher_does_as_k_grows(options):
 
 
 @pytest.mark.slow
-def test_the_student_may_begin_with_the_teachers_layers_or_from_a_folder(options, teacher, tmp_path):
+def test_a_student_can_start_from_the_teachers_layers_or_a_folder(options, teacher, tmp_path):
     save_student(teacher, tmp_path / "student", encoder_layers=1, decoder_layers=1)
     fresh = student_of(options, "random", max_steps=1)
     shrunk = student_of(options, "teacher", student="teacher", max_steps=1)
@@ -170,7 +170,7 @@ def test_several_teachers_are_averaged(options, teacher, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_teachers_configuration_is_trained_first_and_once(options, teacher, tmp_path, capsys, caplog):
+def test_a_teacher_given_as_a_configuration_is_trained_once(options, teacher, tmp_path, capsys, caplog):
     config = tmp_path / "teacher.yaml"
     lines = yaml.safe_load((teacher / "training_config.yaml").read_text())
     lines = {name: value for name, value in lines.items() if not name.endswith("_file")}  # this run's corpus
@@ -189,7 +189,7 @@ def test_a_teachers_configuration_is_trained_first_and_once(options, teacher, tm
 
 
 @pytest.mark.slow
-def test_a_baseline_begins_with_the_student_s_folder(options, teacher):
+def test_a_baseline_starts_from_the_students_initial_folder(options, teacher):
     del options["test_file"], options["validation_file"]
     run(options, student=str(teacher), baseline="true", learning_rate=1e-9, targets="references")
     for folder in (Path(options["output_dir"]), Path(options["output_dir"]) / "baseline"):
@@ -206,7 +206,7 @@ def test_ignored_model_options_of_a_student_folder_are_reported(options, teacher
 
 
 @pytest.mark.slow
-def test_a_baseline_becomes_as_long_as_its_student(options):
+def test_a_resumed_baseline_trains_as_many_steps_as_its_student(options):
     del options["test_file"], options["validation_file"]
     options |= {"baseline": "true", "generation_num_beams": 1, "save_steps": 2, "targets": "references"}
     run(options, max_steps=2)
@@ -244,7 +244,7 @@ def library_teacher(teacher, tmp_path) -> Callable[..., Path]:
 
 
 @pytest.mark.slow
-def test_a_teacher_of_the_library_needs_nothing_but_its_folder(options, library_teacher):
+def test_a_library_teacher_is_given_by_its_folder_alone(options, library_teacher):
     comparison = run(options, teacher=library_teacher("marian"), teacher_top_k=4, max_source_length=100)
     student = AutoModelForSeq2SeqLM.from_pretrained(options["output_dir"])
     assert student.config.model_type == "vaswani"
@@ -347,7 +347,7 @@ def test_a_teacher_of_another_kind_is_refused(options, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_exists_is_not_mixed_with_another(options):
+def test_a_new_run_in_the_folder_of_another_is_refused(options):
     run(options)
     with pytest.raises(UserError, match="already holds a run"):
         run(options)

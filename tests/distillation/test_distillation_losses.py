@@ -72,7 +72,7 @@ def test_soft_targets_follow_the_definition(soft_batch, divergence, temperature)
     )
 
 
-def test_the_divergences_differ_and_vanish_only_for_the_teacher_itself(soft_batch):
+def test_divergences_differ_and_are_zero_for_equal_distributions(soft_batch):
     student, teacher, kept = soft_batch
     losses = [soft_loss(student, teacher, kept, divergence=name) for name in DIVERGENCES]
     assert len({round(float(loss), 4) for loss in losses}) == len(losses)
@@ -185,7 +185,7 @@ def test_the_number_of_relation_heads_moves_the_loss():
     assert len(losses) == 3
 
 
-def test_nothing_kept_gives_no_loss_and_no_nan():
+def test_without_kept_tokens_losses_are_zero_and_finite():
     states, nothing = torch.randn(1, 2, 4, requires_grad=True), torch.zeros(1, 2, dtype=torch.bool)
     pair = (states, states)
     loss = (

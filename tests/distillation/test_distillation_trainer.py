@@ -284,7 +284,7 @@ def test_teachers_of_the_library_teach_with_their_own_start_token(tmp_path, kind
     assert logged["relation_loss"] > 0
 
 
-def test_students_of_the_library_learn_too(tmp_path):
+def test_students_of_library_classes_are_trained(tmp_path):
     objectives = {"cosine_weight": 1.0, "relation_weight": 1.0, "relation_heads": 2}
     student = library_models()["marian"]
     before = weights(student).clone()
@@ -405,7 +405,7 @@ def test_relation_heads_divide_both_widths(tmp_path):
         make_trainer(tmp_path, vaswani_model(width=20), objectives=objectives)
 
 
-def test_a_teacher_that_is_not_finite_is_named_and_the_learning_rate_is_not(tmp_path):
+def test_a_non_finite_teacher_is_blamed_instead_of_the_learning_rate(tmp_path):
     teacher = teacher_model()
     next(teacher.parameters()).data.fill_(float("nan"))
     with pytest.raises(RunError, match="The teacher's outputs are not finite there: give another teacher"):

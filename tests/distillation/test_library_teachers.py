@@ -157,7 +157,7 @@ def test_a_student_of_library_layers_accepts_only_the_dropouts_they_have(teacher
         run.build_model(run.teacher.tokenizers)
 
 
-def test_models_that_read_other_texts_before_a_source_do_not_share_their_sources(tmp_path: Path) -> None:
+def test_models_with_different_source_prefixes_are_not_combined(tmp_path: Path) -> None:
     """Neither as teachers or as teacher and student, nor in an ensemble; and each has its own cache."""
     folders, prints = [], []
     for name, prefix in (("german", "to German: "), ("french", "to French: ")):

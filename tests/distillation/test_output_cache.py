@@ -117,7 +117,7 @@ def test_a_damaged_shard_is_reported_and_recomputed(
 
 
 @pytest.mark.parametrize("place", [20, -20, 79])
-def test_any_bit_of_a_shard_counts(tmp_path: Path, place: int) -> None:
+def test_any_flipped_bit_of_a_shard_is_detected(tmp_path: Path, place: int) -> None:
     cache = open_cache(tmp_path)
     fill(cache)
     data = bytearray(cache.path(2).read_bytes())
@@ -169,7 +169,7 @@ def test_the_same_cache_opens_again(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_cache_of_something_else_is_refused(
+def test_a_cache_with_another_identity_raises_an_error(
     tmp_path: Path, change: dict[str, Any], difference: str
 ) -> None:
     open_cache(tmp_path)
@@ -195,14 +195,14 @@ def test_a_damaged_manifest_is_refused(tmp_path: Path, damage: str) -> None:
     assert "\n" not in str(failed.value)
 
 
-def test_shards_without_a_manifest_are_not_taken_for_ones_of_this_run(tmp_path: Path) -> None:
+def test_shards_without_a_manifest_raise_an_error(tmp_path: Path) -> None:
     fill(open_cache(tmp_path))
     (tmp_path / MANIFEST).unlink()
     with pytest.raises(UserError, match=rf"cannot use .*{MANIFEST}: No such file"):
         open_cache(tmp_path, {**IDENTITY, "temperature": 1.0})
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_raises_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"cannot use .*; give another teacher_cache folder"):
         open_cache(tmp_path / "file")

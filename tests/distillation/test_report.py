@@ -148,14 +148,14 @@ def test_a_gain_is_judged_by_its_interval(gain: Estimate, verdict: str) -> None:
     assert verdict in text
 
 
-def test_without_a_baseline_there_is_nothing_to_gain_on() -> None:
+def test_without_a_baseline_the_report_has_no_gain() -> None:
     teacher, student, _ = COMPARISON.models
     comparison = replace(COMPARISON, models=[teacher, replace(student, gain=None)])
     assert "Against" not in as_markdown(comparison)
     assert as_dict(comparison)["baseline_quality"] is None
 
 
-def test_retention_of_nothing_is_undefined() -> None:
+def test_retention_of_a_teacher_that_scores_0_is_undefined() -> None:
     comparison = with_student(retention=None)
     assert table(comparison)[1]["retention"] == "undefined"
     assert "the teacher's BLEU is 0, so its retention is undefined." in as_markdown(comparison)

@@ -89,7 +89,9 @@ def loss_of(trainer: Any, given: dict[str, torch.Tensor]) -> torch.Tensor:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("all_tokens", [False, True])
 @pytest.mark.parametrize("teachers", [1, 2])
-def test_language_models(causal: bool, all_tokens: bool, teachers: int, tmp_path: Any) -> None:
+def test_losses_of_language_models_equal_their_definition(
+    causal: bool, all_tokens: bool, teachers: int, tmp_path: Any
+) -> None:
     weights = {"label_weight": 2.0, "soft_target_weight": 5.0, "temperature": 3.0}
     if teachers == 1:
         weights["cosine_weight"] = 1.5
@@ -196,7 +198,7 @@ LABELS = {
 
 @pytest.mark.parametrize("teachers", [1, 2])
 @pytest.mark.parametrize("name", TASKS)
-def test_tasks(name: str, teachers: int, tmp_path: Any) -> None:
+def test_losses_of_tasks_equal_their_definition(name: str, teachers: int, tmp_path: Any) -> None:
     trainer = task_trainer(name, tmp_path, teachers)
     given, labels = batch(trainer.model.config.vocab_size), LABELS[name]
     trainer.args.label_smoothing_factor = 0.1

@@ -89,7 +89,7 @@ def resumes_to_the_same_bits(output: Path, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("objective", ["masked", "causal"])
-def test_a_language_model(
+def test_a_language_model_is_distilled(
     objective: str, language_models: dict[str, Path], texts: dict[str, str], tmp_path: Path
 ) -> None:
     options = {**texts, "objective": objective, "teacher": language_models[objective]}
@@ -117,7 +117,7 @@ def test_a_run_that_resumes_finds_the_same_teacher(
         distill(config_for(tmp_path / "run", **options, resume_from_checkpoint="true"))
 
 
-def test_a_teacher_of_numbers_has_one_output(
+def test_a_teacher_for_regression_must_have_one_output(
     classifiers: dict[str, tuple[Path, Path]], tmp_path: Path
 ) -> None:
     teacher, rows = classifiers["classification"][0], classifiers["regression"][1]
@@ -198,7 +198,7 @@ def classifiers(folder: Path) -> dict[str, tuple[Path, Path]]:
 
 @pytest.mark.exhaustive(after=2)
 @pytest.mark.parametrize("task", TASKS)
-def test_a_model_of_labels(
+def test_a_model_that_predicts_labels_is_distilled(
     task: str,
     classifiers: dict[str, tuple[Path, Path]],
     tmp_path: Path,
@@ -295,7 +295,7 @@ def test_a_teacher_of_pairs_gets_its_token_types(
         TaskRun(config_for(tmp_path / "run", **options, student=student)).check()
 
 
-def test_a_second_teacher_has_positions_for_the_rows(
+def test_a_second_teacher_must_have_positions_for_the_rows(
     classifiers: dict[str, tuple[Path, Path]], tmp_path: Path
 ) -> None:
     teacher, rows = classifiers["classification"]

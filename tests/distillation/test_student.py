@@ -132,7 +132,7 @@ def test_layers_are_read_from_text(text: str | None, layers: int | list[int] | N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_layers_make_the_teacher_again(kind: str) -> None:
+def test_a_student_of_all_layers_equals_its_teacher(kind: str) -> None:
     teacher = teacher_of(kind)
     for layers in ((), (4, 3), (range(4), range(3))):
         student = student_from_teacher(teacher, *layers)
@@ -189,7 +189,7 @@ def test_a_student_generates_with_its_cache_as_without(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_student_shares_nothing_with_its_teacher_and_can_be_trained(kind: str) -> None:
+def test_a_student_shares_no_weights_with_its_teacher_and_can_be_trained(kind: str) -> None:
     teacher = teacher_of(kind).requires_grad_(False)
     before = logits_of(teacher)
     student = student_from_teacher(teacher, 2, 1)
@@ -212,7 +212,7 @@ def ties_of(model: PreTrainedModel) -> set[tuple[str, ...]]:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_ties_are_kept_and_none_are_made(kind: str, tied: bool) -> None:
+def test_a_student_keeps_tied_and_untied_weights(kind: str, tied: bool) -> None:
     teacher = teacher_of(kind, tie_word_embeddings=tied)
     student = student_from_teacher(teacher, 2, 1)
     assert ties_of(student) == ties_of(teacher)
@@ -234,7 +234,7 @@ def test_each_weight_keeps_its_dtype() -> None:
     }
 
 
-def test_a_student_may_drop_out_otherwise() -> None:
+def test_a_student_can_have_other_dropout_rates() -> None:
     student = student_from_teacher(teacher_of("ours"), encoder_layers=1, dropout=0.45, word_dropout=0.2)
     assert (student.config.dropout, student.config.word_dropout) == (0.45, 0.2)
     source = torch.tensor([[5, 6, 7]])
@@ -261,7 +261,7 @@ def test_each_copied_layer_keeps_its_attention_type() -> None:
     ) == ["sparse", "sparse"]
 
 
-def test_lists_of_the_library_go_with_the_layers() -> None:
+def test_per_layer_lists_of_library_configs_follow_the_copied_layers() -> None:
     """The sixth layer of Gemma 3 sees all, the others a window; each encoder layer of LED has its own."""
     shape = {
         "vocab_size": 61,

@@ -130,7 +130,7 @@ def test_with_the_whole_vocabulary_the_tail_is_empty(tmp_path: Path) -> None:
     assert (tokens.sort(-1).values == torch.arange(VOCAB_SIZE)).all()
 
 
-def test_tokens_that_the_teacher_rules_out_have_no_probability(tmp_path: Path) -> None:
+def test_tokens_excluded_by_the_teacher_have_no_probability(tmp_path: Path) -> None:
     def forbidding(batch: Batch) -> torch.Tensor:
         return teacher()(batch).index_fill(-1, torch.arange(2, VOCAB_SIZE), -torch.inf)
 
@@ -238,7 +238,7 @@ def test_mistakes_are_found_before_anything_is_computed(tmp_path: Path) -> None:
         store(tmp_path, not_called, max_tokens_per_batch=longest - 1)
 
 
-def test_more_tokens_than_there_are(tmp_path: Path) -> None:
+def test_a_top_k_above_the_vocabulary_size_raises_an_error(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=f"top_k={VOCAB_SIZE + 1} is more than the teacher's {VOCAB_SIZE} tok"
     ):

@@ -190,6 +190,6 @@ def test_other_targets_have_another_datasets_fingerprint(keep_references: bool) 
     assert fingerprints[0] == fingerprints[2] != fingerprints[1]
 
 
-def test_targets_of_other_rows_are_a_mistake() -> None:
+def test_targets_that_do_not_match_the_rows_raise_an_error() -> None:
     with pytest.raises(ValueError, match="zip"):
         with_teacher_targets(ROWS, TARGETS[:3], keep_references=False)

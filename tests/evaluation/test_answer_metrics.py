@@ -68,7 +68,7 @@ def test_known_scores(prediction, reference, exact, overlap):
     assert f1(prediction, reference) == pytest.approx(overlap)
 
 
-def test_the_most_similar_reference_counts_and_none_is_an_empty_one():
+def test_the_best_reference_counts_and_no_references_mean_an_empty_answer():
     assert best_scores("in rome", ["ann", "rome", "in rome"]) == (1, 1)
     assert best_scores("in rome", ["ann", "rome"]) == (0, pytest.approx(2 / 3))
     assert best_scores("", []) == (1, 1)
@@ -80,7 +80,7 @@ PREDICTIONS = ["ann", "in rome", "", "oslo", "the york"]
 REFERENCES = [["ann"], ["rome", "york"], [], [], ["york"]]
 
 
-def test_a_table_is_scored_and_both_kinds_apart():
+def test_scores_are_reported_overall_and_for_each_kind_of_question():
     metric = AnswerMetric(keep_in_memory=True)
     scores = metric.compute(predictions=PREDICTIONS, references=REFERENCES)
     points = [plain_f1("ann", "ann"), plain_f1("in rome", "rome"), 1, 0, 1]

@@ -86,7 +86,7 @@ def test_rouge_counts_common_words_pairs_and_the_longest_common_subsequence():
     assert scores["rougeL"] == pytest.approx(100 * (sequence + 1) / 2)
 
 
-def test_rouge_l_is_of_the_order_and_rouge_1_is_not():
+def test_rouge_l_depends_on_word_order_and_rouge_1_does_not():
     texts = {"predictions": ["mat the on sat cat"], "references": ["cat sat on the mat"]}
     scores = Rouge().compute(**texts)
     assert scores["rouge1"] == 100

@@ -94,7 +94,9 @@ def test_unfinished_files_of_a_killed_process_do_not_block_a_folder(tmp_path: Pa
     ("name", "reason"),
     [("file/out", "Not a directory"), ("x" * 300, "File name too long"), ("file", None)],
 )
-def test_an_output_that_cannot_be_is_known_before_the_work(tmp_path: Path, name: str, reason: str) -> None:
+def test_an_impossible_output_path_raises_an_error_before_any_work(
+    tmp_path: Path, name: str, reason: str
+) -> None:
     (tmp_path / "file").write_text("text")
     expected = f"cannot be written to ({reason}); give another one for the model"
     if reason is None:
@@ -175,7 +177,7 @@ def test_commands_leave_nothing_on_a_full_disk(tmp_path: Path) -> None:
         )
 
 
-def test_an_error_of_the_system_within_safetensors_is_one_too(tmp_path: Path) -> None:
+def test_a_disk_error_inside_safetensors_is_reported_the_same_way(tmp_path: Path) -> None:
     told = r"cannot write the model into .*: .*File too large.*; nothing was saved"
     with pytest.raises(RunError, match=told), whole_folder(tmp_path / "out", "the model"):
         raise SafetensorError("Error while serializing: I/O error: File too large (os error 27)")

@@ -30,7 +30,7 @@ def test_a_file_appears_when_it_is_complete(tmp_path: Path) -> None:
     assert not partial.exists()
 
 
-def test_two_writers_of_one_file_do_not_mix(tmp_path: Path) -> None:
+def test_a_second_writer_of_a_file_raises_an_error(tmp_path: Path) -> None:
     path, partial = tmp_path / "out.txt", tmp_path / "out.txt.partial"
     partial.write_text("of a process that died\n")
     with LineWriter(str(path)) as writer:
@@ -87,7 +87,7 @@ def test_the_lines_of_an_interrupted_run_are_kept_by_the_next(
     assert path.read_text() == "6\n"
 
 
-def test_nothing_is_left_of_a_run_that_wrote_nothing(tmp_path: Path) -> None:
+def test_a_run_that_wrote_no_lines_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(UserError), LineWriter(str(tmp_path / "out.txt")):
         raise UserError("no model")
     assert list(tmp_path.iterdir()) == []
@@ -141,7 +141,7 @@ def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
         assert str(error.value) == message
 
 
-def test_names_that_no_file_can_have(tmp_path: Path) -> None:
+def test_impossible_file_names_raise_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("1")
     for name, reason in {
         str(tmp_path / ("x" * 300)): "File name too long",
@@ -185,7 +185,7 @@ def test_line_ends_of_old_macs_are_not_taken_for_one_line(text: bytes) -> None:
 
 
 @pytest.mark.parametrize("packer", ["gzip", "bzip2", "xz", "zstd", "zip"])
-def test_a_packed_file_is_not_taken_for_text(packer: str, tmp_path: Path) -> None:
+def test_a_compressed_file_is_not_read_as_text(packer: str, tmp_path: Path) -> None:
     path, text = tmp_path / "text.en", b"one two three\n" * 3
     if packer == "zstd":
         with pyarrow.CompressedOutputStream(str(path), "zstd") as stream:

@@ -110,7 +110,7 @@ def pid_of_the_dead() -> int:
 
 
 @pytest.mark.slow
-def test_a_checkpoint_is_pushed_with_its_state_and_nothing_else(
+def test_a_checkpoint_is_pushed_with_its_training_state_only(
     tiny_run: dict, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The copy that a training pushes of a checkpoint holds all that its manifest names, and is whole."""

@@ -104,7 +104,7 @@ def test_the_metadata_are_what_the_hub_reads() -> None:
     }
 
 
-def test_bleu_without_case_is_one_of_the_hubs_bleu() -> None:
+def test_lower_cased_bleu_has_the_metric_type_bleu() -> None:
     scores = {"bleu": SCORE, "bleu_lowercased": {**SCORE, "name": "BLEU, lower-cased", "value": 37.25}}
     metadata = metadata_of(replace(FACTS, evaluation={**FACTS.evaluation, "metrics": scores}))
     assert metadata["metrics"] == ["bleu"]
@@ -236,7 +236,7 @@ def test_the_architecture_is_the_configurations(fields: dict[str, Any], words: s
         assert words in str(plain_model_card(config, 5, "ada/model"))
 
 
-def test_sparse_attention_and_distillation_are_tags() -> None:
+def test_sparse_attention_and_distillation_add_tags() -> None:
     sparse = VaswaniConfig(decoder_attention="sparse")
     facts = replace(FACTS, config=sparse, distillation="## Distillation\n\nas good\n")
     assert metadata_of(facts)["tags"][2:] == ["sparse-attention", "knowledge-distillation"]
@@ -245,7 +245,7 @@ def test_sparse_attention_and_distillation_are_tags() -> None:
     assert "(quality_speed.png)" in text_of(replace(facts, has_plot=True))
 
 
-def test_a_data_set_of_the_hub_is_linked_and_a_folder_is_not() -> None:
+def test_only_a_data_set_of_the_hub_is_linked() -> None:
     of_hub = replace(FACTS, corpus={"train": {"dataset": "ada/pairs"}})
     assert metadata_of(of_hub, dataset="ada/pairs")["datasets"] == ["ada/pairs"]
     assert "https://huggingface.co/datasets/ada/pairs" in section(

@@ -68,32 +68,32 @@ def test_device_and_dtype_move_and_cast_the_model(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./missing", "a/b/c", "missing/"])
-def test_a_missing_folder(name: str) -> None:
+def test_a_missing_folder_raises_an_error(name: str) -> None:
     assert message_of(name) == f"model folder {name} does not exist; give the folder that a training wrote"
 
 
 @pytest.mark.parametrize("name", ["no-such-model", "somebody/no-such-model", "not a name"])
-def test_a_name_that_the_hub_does_not_give(name: str) -> None:
+def test_an_unknown_hub_name_raises_an_error(name: str) -> None:
     assert message_of(name).startswith(
         f"model '{name}' is not a local folder and cannot be loaded from the Hub"
     )
 
 
-def test_a_folder_without_a_model(checkpoint: Path) -> None:
+def test_a_folder_without_a_config_raises_an_error(checkpoint: Path) -> None:
     (checkpoint / "config.json").unlink()
     assert message_of(checkpoint).startswith(
         f"{checkpoint} holds no model (it has no config.json); give the folder"
     )
 
 
-def test_a_run_that_has_only_checkpoints_yet(checkpoint: Path) -> None:
+def test_a_run_with_only_checkpoints_names_the_last_one(checkpoint: Path) -> None:
     last = checkpoint.parent / "checkpoint-20"
     shutil.copytree(checkpoint, last)
     assert message_of(checkpoint.parent).endswith(f"it has no config.json); give {last}")
 
 
 @pytest.mark.parametrize("config", [BertConfig(), GPT2Config()])
-def test_a_model_that_does_not_translate(checkpoint: Path, config) -> None:
+def test_a_model_that_does_not_translate_raises_an_error(checkpoint: Path, config) -> None:
     config.save_pretrained(checkpoint)
     assert f"holds a model of type '{config.model_type}', which does not translate" in message_of(checkpoint)
 
@@ -118,7 +118,7 @@ def test_an_unknown_model_type_raises_an_error(checkpoint: Path) -> None:
         ),
     ],
 )
-def test_a_configuration_that_makes_no_sense(checkpoint: Path, text: str, problem: str) -> None:
+def test_an_invalid_configuration_raises_an_error(checkpoint: Path, text: str, problem: str) -> None:
     (checkpoint / "config.json").write_text(text)
     assert message_of(checkpoint).startswith(f"{checkpoint / 'config.json'} {problem}")
 
@@ -139,17 +139,17 @@ def cut(size: Callable[[int], int]) -> Callable[[Path], None]:
     [cut(lambda size: 0), cut(lambda size: 5), cut(lambda size: 100), cut(lambda size: size - 1)],
     ids=["empty", "in its first bytes", "in its header", "in its weights"],
 )
-def test_weights_that_were_cut_short(checkpoint: Path, damage: Callable[[Path], None]) -> None:
+def test_truncated_weights_raise_an_error(checkpoint: Path, damage: Callable[[Path], None]) -> None:
     damage(checkpoint / WEIGHTS)
     assert message_of(checkpoint).startswith(f"{checkpoint / WEIGHTS} is damaged or half-written (")
 
 
-def test_weights_that_are_missing(checkpoint: Path) -> None:
+def test_missing_weights_raise_an_error(checkpoint: Path) -> None:
     (checkpoint / WEIGHTS).unlink()
     assert message_of(checkpoint).startswith(f"{checkpoint} has no weights ({WEIGHTS}); it may be ")
 
 
-def test_a_shard_that_is_missing_or_cut_short_and_an_index_that_is_damaged(checkpoint: Path) -> None:
+def test_a_damaged_shard_or_index_raises_an_error(checkpoint: Path) -> None:
     (checkpoint / WEIGHTS).unlink()
     toy_model().save_pretrained(checkpoint, max_shard_size="20KB")
     shard = sorted(checkpoint.glob("*.safetensors"))[1]
@@ -162,7 +162,7 @@ def test_a_shard_that_is_missing_or_cut_short_and_an_index_that_is_damaged(check
     assert message_of(checkpoint).startswith(f"{index} is damaged or half-written (")
 
 
-def test_pickled_weights_that_were_cut_short(checkpoint: Path) -> None:
+def test_truncated_pickled_weights_raise_an_error(checkpoint: Path) -> None:
     (checkpoint / WEIGHTS).unlink()
     torch.save(toy_model().state_dict(), checkpoint / "pytorch_model.bin")
     cut(lambda size: size // 2)(checkpoint / "pytorch_model.bin")
@@ -171,7 +171,7 @@ def test_pickled_weights_that_were_cut_short(checkpoint: Path) -> None:
     )
 
 
-def test_weights_of_which_some_are_missing(checkpoint: Path) -> None:
+def test_partly_missing_weights_raise_an_error(checkpoint: Path) -> None:
     weights = load_file(checkpoint / WEIGHTS)
     missing = "model.decoder.layers.0.fc1.bias"
     del weights[missing]
@@ -179,7 +179,7 @@ def test_weights_of_which_some_are_missing(checkpoint: Path) -> None:
     assert f"the weights in {checkpoint} lack 1 of the model's, such as {missing}" in message_of(checkpoint)
 
 
-def test_weights_of_another_shape(checkpoint: Path) -> None:
+def test_weights_of_another_shape_raise_an_error(checkpoint: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps({**config, "encoder_ffn_dim": 48}))
     expected = f"the weights in {checkpoint} hold model.encoder.layers.0.fc1.bias as [64], and its config"
@@ -189,14 +189,14 @@ def test_weights_of_another_shape(checkpoint: Path) -> None:
 # Tokenizers and devices.
 
 
-def test_a_tokenizer_that_is_missing_or_damaged(checkpoint: Path) -> None:
+def test_a_missing_or_damaged_tokenizer_raises_an_error(checkpoint: Path) -> None:
     cut(lambda size: size // 2)(checkpoint / "tokenizer.json")
     assert message_of(checkpoint).startswith(f"{checkpoint / 'tokenizer.json'} is damaged or half-written (")
     (checkpoint / "tokenizer_config.json").unlink()
     assert message_of(checkpoint).startswith(f"{checkpoint} has no tokenizer (")
 
 
-def test_a_tokenizer_of_another_model(checkpoint: Path) -> None:
+def test_a_tokenizer_of_another_model_raises_an_error(checkpoint: Path) -> None:
     tokenizer = toy_tokenizer()
     tokenizer_of_another = json.loads((checkpoint / "tokenizer.json").read_text())
     tokenizer_of_another["model"]["vocab"]["Ġeleven"] = len(tokenizer)
@@ -205,14 +205,14 @@ def test_a_tokenizer_of_another_model(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99", "cpu:x"])
-def test_a_device_that_is_not_here(checkpoint: Path, device: str) -> None:
+def test_an_unavailable_device_raises_an_error(checkpoint: Path, device: str) -> None:
     assert message_of(checkpoint, device=device).startswith(f"device '{device}' cannot be used here (")
 
 
-def test_a_dtype_that_does_not_exist(checkpoint: Path) -> None:
+def test_an_unknown_dtype_raises_an_error(checkpoint: Path) -> None:
     assert message_of(checkpoint, dtype="fp16").startswith("dtype 'fp16' is unknown; expected 'float32'")
 
 
-def test_a_folder_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch, checkpoint: Path) -> None:
+def test_an_unreadable_folder_raises_an_error(monkeypatch: pytest.MonkeyPatch, checkpoint: Path) -> None:
     monkeypatch.setattr(os, "listdir", Mock(side_effect=PermissionError(13, "Permission denied")))
     assert message_of(checkpoint) == f"model folder {checkpoint} cannot be read; check its permissions"

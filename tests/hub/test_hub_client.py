@@ -120,7 +120,9 @@ def test_a_cache_that_cannot_be_written_raises_an_error_with_the_remedy(
 
 
 @pytest.mark.parametrize("place", ["/api/repos/create", "/preupload/", "/commit/"])
-def test_a_push_to_a_silent_hub_ends(place: str, silence: Silence, here: LoopbackHub, tmp_path: Path) -> None:
+def test_a_push_to_an_unresponsive_hub_times_out(
+    place: str, silence: Silence, here: LoopbackHub, tmp_path: Path
+) -> None:
     folder = save_toy_checkpoint(tmp_path / "toy")
     silence(place)
     with pytest.raises(RunError) as failed:

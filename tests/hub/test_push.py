@@ -93,7 +93,7 @@ def assert_equal(actual: list[dict[str, Any]], expected: list[dict[str, Any]]) -
 SPARSE = {"encoder_attention": "sparse", "sparse_block_size": 4, "sparse_random_blocks": 1}
 
 
-def test_a_pushed_model_is_the_same_with_the_plugin_and_without(
+def test_a_pushed_model_gives_the_same_outputs_with_and_without_the_plugin(
     hub: LoopbackHub, run_python: Run, run: Run, tmp_path: Path, python_without_plugin: Path
 ) -> None:
     """In processes that import everything themselves."""
@@ -121,7 +121,7 @@ def test_a_pushed_model_is_the_same_with_the_plugin_and_without(
     assert load_anew(*models, plugin=True, HF_HUB_OFFLINE="1") == expected
 
 
-def test_a_repository_holds_the_model_its_code_and_nothing_of_this_machine(
+def test_a_repository_holds_only_the_model_its_tokenizer_and_its_code(
     hub: LoopbackHub, run: Run, tmp_path: Path
 ) -> None:
     folder = save_toy_checkpoint(tmp_path / "toy", separate=True)
@@ -259,7 +259,7 @@ def test_the_snippets_of_a_card_run(
     assert run_without_plugin(["-c", without]).stdout == texts
 
 
-def test_a_card_that_someone_wrote_is_kept(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:
+def test_a_card_written_by_hand_is_kept(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:
     folder = save_toy_checkpoint(tmp_path / "toy")
     push = ["push", "--model", str(folder), "--repo", "toy"]
     run([*push, "--license", "mit"])
@@ -373,6 +373,6 @@ def test_a_folder_with_damaged_weights_is_not_pushed(hub: LoopbackHub, run: Run,
     assert hub.requests == []
 
 
-def test_the_configuration_names_the_code_that_travels() -> None:
+def test_auto_map_names_only_published_code_files() -> None:
     names = {path.stem for path in code_files(VaswaniConfig())}
     assert all(reference.partition(".")[0] in names for reference in VaswaniConfig().auto_map.values())

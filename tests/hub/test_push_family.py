@@ -54,7 +54,7 @@ def models() -> dict[str, Any]:
     }
 
 
-def test_a_pushed_model_is_the_same_with_the_plugin_and_without(
+def test_a_pushed_model_gives_the_same_outputs_with_and_without_the_plugin(
     hub: LoopbackHub, run: Run, run_without_plugin: Run, tmp_path: Path
 ) -> None:
     expected = []

@@ -40,7 +40,7 @@ def plant_code(folder: Path) -> Path:
 
 @pytest.mark.parametrize("name", VaswaniConfig.auto_classes)
 @pytest.mark.parametrize("trust", [False, True])
-def test_another_class_is_refused_and_not_run(checkpoint: Path, name: str, trust: bool) -> None:
+def test_a_foreign_class_in_auto_map_is_refused_and_not_run(checkpoint: Path, name: str, trust: bool) -> None:
     trace = plant_code(checkpoint)
     change(checkpoint / "config.json", auto_map={**VaswaniConfig.auto_classes, name: "evil.Evil"})
     words = f"auto_map names 'evil.Evil' for {name}, which is no code of a vaswani model"
@@ -123,7 +123,9 @@ def test_with_the_plugin_the_code_in_a_checkpoint_is_not_run(checkpoint: Path) -
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_absurd_sizes_and_wrong_types(checkpoint: Path, fields: dict[str, Any], words: str) -> None:
+def test_absurd_sizes_and_wrong_types_raise_an_error(
+    checkpoint: Path, fields: dict[str, Any], words: str
+) -> None:
     change(checkpoint / "config.json", **fields)
     with pytest.raises(UserError, match=words):
         load_checkpoint(checkpoint)
@@ -202,7 +204,7 @@ def test_a_pickle_in_place_of_safetensors(checkpoint: Path) -> None:
     assert not trace.exists()
 
 
-def test_pickled_weights_that_would_run_code(checkpoint: Path) -> None:
+def test_pickled_weights_with_code_are_refused_and_not_run(checkpoint: Path) -> None:
     trace = checkpoint / "run"
     (checkpoint / "model.safetensors").unlink()
     torch.save({"weight": Payload(trace)}, checkpoint / "pytorch_model.bin")

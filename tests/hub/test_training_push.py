@@ -136,7 +136,7 @@ def test_missing_push_permission_is_reported_before_the_training(
     assert not list(Path(tiny_run["output_dir"]).glob("checkpoint-*"))
 
 
-def test_a_trainer_pushes_a_library_model_with_a_card_of_ours(hub: LoopbackHub, run: Run) -> None:
+def test_a_trainer_pushes_a_library_model_with_a_vaswani_card(hub: LoopbackHub, run: Run) -> None:
     code = """
 import torch, vaswani
 from datasets import Dataset

@@ -57,7 +57,7 @@ def test_a_much_smaller_tokenizer_needs_allow_mismatch(tmp_path: Path) -> None:
     assert load_checkpoint(folder, allow_mismatch=True)[0].config.vocab_size == 1500
 
 
-def test_padded_embeddings_are_taken(tmp_path: Path) -> None:
+def test_padded_embeddings_are_accepted(tmp_path: Path) -> None:
     load_checkpoint(folder_with(tmp_path, vocab_size=SIZE + 16, decoder_vocab_size=SIZE + 16))
 
 
@@ -66,7 +66,7 @@ def separate(tmp_path: Path) -> Path:
     return save_toy_checkpoint(tmp_path / "separate", separate=True)
 
 
-def test_a_target_tokenizer_of_another_model(separate: Path) -> None:
+def test_a_target_tokenizer_of_another_model_raises_an_error(separate: Path) -> None:
     load_checkpoint(separate)
     toy_tokenizer(270).save_pretrained(separate / "target_tokenizer")
     with pytest.raises(UserError, match=r"the target tokenizer in .* has 270 tokens but .* predicts 280"):
@@ -77,7 +77,7 @@ def test_a_target_tokenizer_of_another_model(separate: Path) -> None:
         load_checkpoint(separate, allow_mismatch=True)
 
 
-def test_a_target_tokenizer_that_is_missing(separate: Path) -> None:
+def test_a_missing_target_tokenizer_raises_an_error(separate: Path) -> None:
     shutil.rmtree(separate / "target_tokenizer")
     with pytest.raises(
         UserError, match=r"has the tokenizer of sources alone.*copy the folder target_tokenizer"

@@ -60,7 +60,7 @@ def test_one_weight_that_is_not_finite_raises_an_error(checkpoint: Path, number:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_every_place_of_every_dtype_is_looked_at(dtype: torch.dtype) -> None:
+def test_every_position_of_every_dtype_is_checked(dtype: torch.dtype) -> None:
     check_finite([("weight", torch.full((40, 50), torch.finfo(dtype).max, dtype=dtype))], "memory")
     for place in (0, 999, 1999):
         weight = torch.zeros(2000, dtype=dtype)
@@ -68,7 +68,7 @@ def test_every_place_of_every_dtype_is_looked_at(dtype: torch.dtype) -> None:
         assert "weight holds NaN" in message_of(check_finite, [("weight", weight)], "memory")
 
 
-def test_a_dtype_that_does_not_hold_the_weights(checkpoint: Path) -> None:
+def test_a_dtype_too_small_for_the_weights_raises_an_error(checkpoint: Path) -> None:
     change(checkpoint, lambda weights: weights[NAME].fill_(1e6))
     load_checkpoint(checkpoint)
     message = message_of(load_checkpoint, checkpoint, dtype="float16")
@@ -76,7 +76,7 @@ def test_a_dtype_that_does_not_hold_the_weights(checkpoint: Path) -> None:
     assert "a dtype with a larger range" in message
 
 
-def test_nothing_that_is_not_finite_is_pushed(checkpoint: Path) -> None:
+def test_non_finite_weights_are_not_pushed(checkpoint: Path) -> None:
     change(checkpoint, lambda weights: weights[NAME].fill_(math.nan))
     facts = read_run_metadata(checkpoint)
     message = message_of(push_folder, checkpoint, "ada/toy", facts)
@@ -98,7 +98,7 @@ def test_pickled_integers_are_not_cast_either(checkpoint: Path) -> None:
     assert f"hold {NAME} as torch.int8" in message_of(load_checkpoint, checkpoint)
 
 
-def test_weights_without_a_place(checkpoint: Path) -> None:
+def test_unexpected_weights_raise_an_error(checkpoint: Path) -> None:
     extra = {"model.decoder.layers.7.fc1.bias": torch.zeros(3), "model.more": torch.zeros(2)}
     change(checkpoint, lambda weights: weights.update(extra))
     message = message_of(load_checkpoint, checkpoint)
@@ -109,7 +109,7 @@ def test_weights_without_a_place(checkpoint: Path) -> None:
     load_checkpoint(checkpoint, allow_mismatch=True)
 
 
-def test_places_without_weights_are_never_filled_at_random(checkpoint: Path) -> None:
+def test_missing_weights_are_never_initialized_randomly(checkpoint: Path) -> None:
     change(checkpoint, lambda weights: weights.pop(NAME))
     for allow_mismatch in (False, True):
         message = message_of(load_checkpoint, checkpoint, allow_mismatch=allow_mismatch)
@@ -154,7 +154,7 @@ def test_training_does_not_begin_with_nan(encoder: Path) -> None:
     assert "are not finite numbers" in message_of(load_classifier, encoder)
 
 
-def test_heads_that_embedding_does_not_use_may_be_there(tmp_path: Path) -> None:
+def test_unused_heads_are_ignored_when_embedding(tmp_path: Path) -> None:
     """As in bert-base-uncased, whose configuration names one of the two heads that its weights hold."""
     tokenizer = toy_tokenizer()
     shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}

@@ -129,7 +129,7 @@ def test_weights_of_models_of_the_library(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layer", [None, 0, 1, "all"])
 @pytest.mark.parametrize("heads", [None, [1]])
-def test_weights_of_a_layer_and_heads(layer: Any, heads: list[int] | None) -> None:
+def test_attention_of_the_given_layer_and_heads_is_used(layer: Any, heads: list[int] | None) -> None:
     model = toy_model(decoder_layers=2)
     sources, targets = [[5, 6, 7, 2], [9, 2]], [[11, 12, 2], [13, 14, 15, 16, 2]]
     found = attention_of_pairs(model, sources, targets, 1, layer=layer, heads=heads)
@@ -144,7 +144,7 @@ def test_weights_of_a_layer_and_heads(layer: Any, heads: list[int] | None) -> No
             torch.testing.assert_close(part, whole, rtol=1e-4, atol=1e-6)
 
 
-def test_the_layer_that_is_used_unless_one_is_given() -> None:
+def test_the_default_layer_depends_on_the_depth() -> None:
     for layers, expected in {1: 0, 3: 2, 4: 2, 6: 4}.items():
         model = VaswaniForConditionalGeneration(VaswaniConfig(**{**SHAPE, "decoder_layers": layers})).eval()
         (by_default,), (given,) = (
@@ -176,7 +176,7 @@ def test_an_alignment_does_not_depend_on_the_batch(max_tokens: int) -> None:
 # Words.
 
 
-def test_words_get_the_sum_of_their_tokens() -> None:
+def test_words_are_aligned_by_the_summed_weights_of_their_tokens() -> None:
     weights = torch.tensor([[0.5, 0.2, 0.3, 0.0], [0.0, 0.4, 0.35, 0.25], [0.1, 0.3, 0.3, 0.3]])
     links = aligned_words(weights, [0, 1, 1, None], [0, 1, 1, None])
     assert links == {(0, 0), (1, 1)} or links == {(1, 0), (1, 1)}
@@ -189,7 +189,7 @@ def test_words_get_the_sum_of_their_tokens() -> None:
 
 @pytest.mark.parametrize("kind", [*KINDS, *OF_ANY_TOKENIZER])
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_every_token_has_its_word(kind: str, side: Any, tmp_path: Path) -> None:
+def test_every_token_is_assigned_to_its_word(kind: str, side: Any, tmp_path: Path) -> None:
     save_translator(kind, tmp_path)
     codec = TextCodec(load_tokenizers(tmp_path)[side == "target"], side)
     texts = [*(SOURCES if side == "source" else TARGETS)[:4], "", "  two  spaces "]
@@ -221,7 +221,7 @@ def test_words_of_a_slow_tokenizer_behind_a_prefix(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["toy", "marian"])
-def test_words_of_a_source_that_is_cut_off(kind: str, tmp_path: Path) -> None:
+def test_words_of_a_truncated_source_are_found(kind: str, tmp_path: Path) -> None:
     """With offsets and without."""
     tokenizer = toy_tokenizer() if kind == "toy" else load_tokenizers(save_translator(kind, tmp_path))[0]
     codec, text = TextCodec(tokenizer), "the big small hen"
@@ -298,7 +298,7 @@ def test_too_long_pairs_have_a_problem_and_empty_sides_no_links() -> None:
         ({"max_tokens_per_batch": 0}, "max_tokens_per_batch=0 must be at least 1"),
     ],
 )
-def test_wrong_options(options: dict[str, Any], message: str) -> None:
+def test_wrong_options_raise_an_error(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Aligner(toy_model(), toy_tokenizer(), **options)
 
@@ -324,7 +324,7 @@ def test_an_ensemble_aligns_by_the_mean_of_its_members() -> None:
     torch.testing.assert_close(weights, sum(each) / 2)
 
 
-def test_wrong_pairs_and_models() -> None:
+def test_wrong_pairs_and_models_raise_an_error() -> None:
     found = Aligner(toy_model(), toy_tokenizer())
     with pytest.raises(UserError, match="expected a list of pairs, got one text"):
         found("one")  # type: ignore[arg-type]

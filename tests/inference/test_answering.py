@@ -101,7 +101,7 @@ def test_the_number_of_spans_is_limited():
 
 
 @pytest.mark.parametrize(("threshold", "text"), [(None, "ann"), (0.9, ""), (1.0, "ann"), (2.0, "ann")])
-def test_above_the_threshold_nothing_is_answered(threshold, text):
+def test_above_the_threshold_no_answer_is_given(threshold, text):
     answer = Answer([Span("ann", 0, 3, 2.0)], null_score=3.0, threshold=threshold)
     assert answer.text == text
     assert (answer.best is None) == (text == "")
@@ -200,7 +200,7 @@ def test_progress_counts_the_questions():
         ({"max_tokens_per_batch": 0}, "max_tokens_per_batch=0 must be at least 1"),
     ],
 )
-def test_options_that_cannot_work_are_refused(options, message):
+def test_invalid_options_raise_an_error(options, message):
     with pytest.raises(UserError, match=message):
         make_answerer(**options)
 
@@ -346,7 +346,7 @@ def test_of_equal_spans_the_first_and_shortest_is_best():
 
 
 @pytest.mark.parametrize(("positions", "expected"), [(400, 384), (200, 200)])
-def test_windows_have_384_tokens_or_as_many_as_the_model_has_positions(positions, expected):
+def test_windows_have_384_tokens_or_the_number_of_positions(positions, expected):
     tokenizer = toy_tokenizer()
     tokenizer.model_max_length = 10_000
     model = AutoModelForQuestionAnswering.from_config(toy_config(max_position_embeddings=positions))

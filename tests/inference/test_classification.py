@@ -54,7 +54,7 @@ def logits(classifier: Classifier, *text: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", ["classification", "library"])
-def test_the_most_probable_label_with_its_probability(models: Path, name: str) -> None:
+def test_classification_gives_the_most_probable_label_with_its_probability(models: Path, name: str) -> None:
     classifier = Classifier.from_pretrained(models / name, max_tokens_per_batch=30)
     found = classifier(TEXTS)
     assert (found[2].label, found[2].probability, found[2].probabilities) == (None, None, None)
@@ -69,7 +69,7 @@ def test_the_most_probable_label_with_its_probability(models: Path, name: str) -
             assert sum(prediction.probabilities.values()) == pytest.approx(1, abs=1e-5)
 
 
-def test_several_labels_and_numbers(models: Path) -> None:
+def test_multi_label_and_regression_models_give_labels_and_numbers(models: Path) -> None:
     classifier = Classifier.from_pretrained(models / "multi_label")
     for text, prediction in zip(TEXTS, classifier(TEXTS), strict=True):
         if text:
@@ -90,7 +90,7 @@ def test_several_labels_and_numbers(models: Path) -> None:
     assert (first.probability, first.probabilities) == (None, None)
 
 
-def test_a_tag_for_each_word_by_its_first_token(models: Path) -> None:
+def test_each_word_is_tagged_by_its_first_token(models: Path) -> None:
     classifier = Classifier.from_pretrained(models / "tagging")
     texts = ["ann saw rome", ["bob", "was in", CITIES[0]], "zzzzzz film"]  # the last: several tokens
     for text, prediction in zip(texts, classifier(texts), strict=True):
@@ -140,7 +140,7 @@ def test_invalid_texts_raise_an_error(models: Path, text: Any) -> None:
         classifier(["ok", text])
 
 
-def test_a_decoder_without_padding_answers_text_by_text(tmp_path: Path) -> None:
+def test_a_decoder_without_padding_classifies_texts_one_by_one(tmp_path: Path) -> None:
     torch.manual_seed(0)
     shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 40, "num_labels": 3}
     model = GPT2ForSequenceClassification(GPT2Config(vocab_size=len(toy_tokenizer()), **shape)).eval()
@@ -197,7 +197,7 @@ def predict(capfd, *arguments: Any) -> tuple[int, list[dict[str, Any]], str]:
     return status, [json.loads(line) for line in output.splitlines()], errors
 
 
-def test_columns_are_not_read_as_lines(models: Path, tmp_path: Path, capfd) -> None:
+def test_conll_files_are_not_read_as_lines(models: Path, tmp_path: Path, capfd) -> None:
     (tmp_path / "in.conll").write_text("a\tB-X\n\nb\tO\n")
     command = ["--model", models / "classification", "--input", tmp_path / "in.conll"]
     status, records, errors = predict(capfd, *command)
@@ -225,9 +225,7 @@ def test_a_tagger_reads_the_words_of_conll(models: Path, tmp_path: Path, capfd, 
 
 
 @pytest.mark.parametrize("ending", ["", "-DOCSTART- -X- O\n\n"])
-def test_a_tagger_does_not_read_words_with_their_tags_as_texts(
-    models: Path, tmp_path: Path, capfd, ending: str
-) -> None:
+def test_a_tagger_refuses_lines_of_words_with_tags(models: Path, tmp_path: Path, capfd, ending: str) -> None:
     label = Classifier.from_pretrained(models / "tagging").names[0]
     path = tmp_path / "in.txt"
     command = ["--model", models / "tagging", "--input", path]
@@ -239,7 +237,7 @@ def test_a_tagger_does_not_read_words_with_their_tags_as_texts(
     assert predict(capfd, *command)[0] == 0
 
 
-def test_lines_become_json(models: Path, tmp_path: Path, capfd) -> None:
+def test_predictions_of_lines_are_written_as_json(models: Path, tmp_path: Path, capfd) -> None:
     (tmp_path / "in.txt").write_text("".join(f"{text}\n" for text in [*TEXTS, LONG]))
     command = ["--model", models / "classification", "--input", tmp_path / "in.txt"]
     status, records, errors = predict(capfd, *command)

@@ -272,7 +272,7 @@ def test_a_start_token_that_the_model_does_not_know_is_given(exported, tmp_path)
     assert engine_translator(folder)(SENTENCES[:20]) != [one.text for one in expected]
 
 
-def test_int8_and_other_types(exported, tmp_path):
+def test_int8_changes_the_scores_and_float32_does_not(exported, tmp_path):
     folder = export_toy(tmp_path / "int8", quantization="int8")
     expected = list(engine_translator(exported).translate(SENTENCES))
     for found in (
@@ -333,7 +333,7 @@ def test_a_converted_multilingual_model_writes_the_target_language(tmp_path):
     assert german(PEOPLE) != [one.text for one in found]
 
 
-def test_a_language_that_begins_the_decoders_input_can_be_fixed(exported, tmp_path):
+def test_an_unset_decoder_start_token_allows_any_start_token(exported, tmp_path):
     engine = engine_translator(exported).engine
     engine.check(SearchOptions(), {"decoder_start_token_id": 1})
     with pytest.raises(UserError, match=r"begins targets with '<s>'; set decoder_start_token to null in"):
@@ -362,7 +362,7 @@ def test_a_tokenizer_of_another_model_is_refused(exported, tmp_path, caplog):
 # Sources that are too long.
 
 
-def test_a_source_beyond_the_positions_is_a_problem_of_its_row(tmp_path):
+def test_a_source_beyond_the_positions_affects_only_its_row(tmp_path):
     folder = export_toy(tmp_path / "exported", max_positions=9)
     translator = engine_translator(folder, max_source_length=None)
     assert (translator.engine.source_positions, translator.engine.target_positions) == (9, 8)
@@ -383,7 +383,7 @@ def test_a_source_of_more_than_1024_tokens_is_not_truncated(exported):
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
-def test_banned_phrases_are_in_no_text(num_beams, exported):
+def test_banned_phrases_occur_in_no_text(num_beams, exported):
     plain = engine_translator(exported, num_beams=num_beams)(SENTENCES)
     banned = [" ".join(next(text for text in plain if len(text.split()) > 2).split()[:2]), "5"]
     options = {"num_beams": num_beams, "banned_phrases": banned}
@@ -441,7 +441,7 @@ def test_options_that_an_engine_lacks_are_refused(exported, monkeypatch):
     ],
     ids=str,
 )
-def test_a_generation_config_that_the_engine_cannot_honour(values, message, exported, tmp_path):
+def test_unsupported_generation_config_values_raise_an_error(values, message, exported, tmp_path):
     folder = copied(exported, tmp_path / "copy", **values)
     with pytest.raises(UserError, match=message):
         engine_translator(folder)
@@ -491,7 +491,7 @@ def test_a_folder_of_another_engine_raises_an_error(exported, tmp_path):
         ({"device": "gpu"}, "device 'gpu' cannot be used"),
     ],
 )
-def test_devices_and_types_that_are_not_there(options, message, exported):
+def test_unavailable_devices_and_types_raise_an_error(options, message, exported):
     with pytest.raises(UserError, match=message) as error:
         engine_translator(exported, **{"device": "cpu", **options})
     assert "\n" not in str(error.value)
@@ -530,7 +530,7 @@ def damaged(folder: Path, what: str) -> None:
         ("tokenizer.json", "tokenizer"),
     ],
 )
-def test_damaged_folders(what, message, exported, tmp_path):
+def test_damaged_folders_raise_a_one_line_error(what, message, exported, tmp_path):
     folder = tmp_path / "copy"
     shutil.copytree(exported, folder)
     damaged(folder, what)

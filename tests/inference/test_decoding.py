@@ -111,5 +111,5 @@ def test_an_alpha_that_no_length_can_be_raised_to_is_refused(alpha: float | None
         GNMTLengthPenalty(alpha)
 
 
-def test_an_alpha_can_be_copied() -> None:
+def test_a_penalty_can_be_copied_and_pickled() -> None:
     assert deepcopy(GNMTLengthPenalty(0.6)) == pickle.loads(pickle.dumps(GNMTLengthPenalty(0.6))) == 0.6

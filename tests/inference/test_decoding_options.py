@@ -90,7 +90,7 @@ def test_sampling_works_where_only_deterministic_algorithms_are_allowed() -> Non
 
 @BOTH
 @pytest.mark.parametrize("options", [{"temperature": 1e-3}, {"top_k": 1}, {"top_p": 1e-6}], ids=str)
-def test_the_narrowest_sampling_is_greedy_search(kind: str, options: dict[str, float]) -> None:
+def test_sampling_from_one_token_equals_greedy_search(kind: str, options: dict[str, float]) -> None:
     greedy = translator_of(kind, num_beams=1)(SENTENCES)
     assert translator_of(kind, **{"temperature": 1.0, **options})(SENTENCES) == greedy
 
@@ -161,14 +161,14 @@ def test_n_best_are_independent_samples_scored_by_the_model(kind: str) -> None:
     ],
     ids=str,
 )
-def test_contradictions_are_refused_before_a_model_is_loaded(options: dict[str, Any], message: str) -> None:
+def test_contradictory_options_raise_an_error_before_loading(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Translator.from_pretrained("no/model", **options)
     with pytest.raises(UserError, match=message):
         Translator(toy_model(), toy_tokenizer(), **options)
 
 
-def test_beams_are_four_unless_samples_are_drawn() -> None:
+def test_the_default_is_four_beams_or_one_when_sampling() -> None:
     assert SearchOptions().num_beams == 4
     assert SearchOptions(temperature=1).num_beams == SearchOptions(temperature=1, num_beams=1).num_beams == 1
 
@@ -190,14 +190,14 @@ def test_min_length_equals_that_of_the_library(kind: str, num_beams: int) -> Non
 
 
 @pytest.mark.parametrize("least", [{"min_length": 70}, {"min_length_ratio": 35.0}], ids=str)
-def test_a_least_length_holds_beyond_50_tokens_more_than_the_source(least: dict[str, Any]) -> None:
+def test_min_length_can_exceed_the_default_length_limit(least: dict[str, Any]) -> None:
     translator = translator_of("marian", num_beams=1, max_length=80, **least)
     (output,) = outputs_of(translator, ["one"])
     assert len(translator.sides.sources.token_ids(["one"])[0]) == 2
     assert len(output.token_ids) == 70
 
 
-def test_a_least_length_beyond_the_models_positions_is_refused() -> None:
+def test_min_length_beyond_the_models_positions_is_refused() -> None:
     with pytest.raises(UserError, match="min_length=100 is more than the 64 positions of the model"):
         Translator(
             toy_model(max_position_embeddings=64, position_embedding="learned"),
@@ -313,7 +313,7 @@ def test_coverage_ranks_the_hypotheses_of_the_search_again(kind: str) -> None:
 
 
 @BOTH
-def test_coverage_of_one_sample_ranks_nothing(kind: str) -> None:
+def test_a_coverage_penalty_needs_several_samples(kind: str) -> None:
     translator = translator_of(kind, coverage_penalty=0.5, temperature=1.0)
     with pytest.raises(UserError, match=r"=0\.5 ranks the samples of a sentence, and n_best=1; raise n_best"):
         translator(["one two"])

@@ -191,7 +191,7 @@ def test_normalized_vectors_have_length_1_or_are_zero_for_empty_texts() -> None:
     assert_equal(normalized.embed_words(["one two"])[0].vectors.norm(dim=1), torch.ones(2).double())
 
 
-def test_vectors_are_float32_at_least() -> None:
+def test_vectors_have_at_least_float32_precision() -> None:
     halved = Embedder(model_of("bert").bfloat16(), bert_tokenizer()).embed(TEXTS)
     assert halved.dtype == torch.float32
     torch.testing.assert_close(halved.double(), embedder_of().embed(TEXTS), rtol=0.1, atol=0.1)
@@ -248,7 +248,7 @@ def test_a_mix_trains_on_vectors_of_all_layers_and_then_mixes_inside() -> None:
     assert_equal(torch.cat([sentence.vectors for sentence in inside]), mixed.detach())
 
 
-def test_a_mix_is_read_from_its_file(tmp_path: Path) -> None:
+def test_a_scalar_mix_is_loaded_from_a_file(tmp_path: Path) -> None:
     mix, path = trained_mix(), tmp_path / "mix.safetensors"
     save_file(mix.float().state_dict(), path)
     assert torch.equal(load_scalar_mix(path).layer_weights, mix.layer_weights)
@@ -264,7 +264,7 @@ def test_a_mix_is_read_from_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_tokens_have_their_states_and_their_names(kind: str) -> None:
+def test_token_vectors_are_the_states_of_the_tokens(kind: str) -> None:
     embedder = embedder_of(kind)
     for text, result in zip(TEXTS, embedder.embed_tokens(TEXTS), strict=True):
         assert_equal(result.vectors, states_alone(model_of(kind), embedder.tokenizer, text)[-1])
@@ -284,7 +284,7 @@ def tokenizer_of(name: str) -> PreTrainedTokenizerBase:
 
 @pytest.mark.parametrize("tokenizer_name", ["bert", "translation", "masked", "causal"])
 @pytest.mark.parametrize("pooling", ["first", "last", "first_last", "mean"])
-def test_words_are_made_of_their_sub_words(pooling: str, tokenizer_name: str) -> None:
+def test_word_vectors_pool_the_vectors_of_their_subwords(pooling: str, tokenizer_name: str) -> None:
     texts = ["one two three", "", "seven", "two nine two"]
     model, tokenizer = model_of("bert"), tokenizer_of(tokenizer_name)
     embedder = Embedder(model, tokenizer, subtoken_pooling=pooling)
@@ -326,7 +326,7 @@ def test_words_may_be_given_as_lists() -> None:
     assert_equal(embedder_of().embed(lists), embedder_of().embed([" ".join(words) for words in lists]))
 
 
-def test_a_word_of_which_nothing_is_left_has_a_vector_of_zeros() -> None:
+def test_a_word_that_tokenizes_to_nothing_has_a_zero_vector() -> None:
     words, vectors = embedder_of(subtoken_pooling="first_last").embed_words([["one", "\u0007", "", "two"]])[0]
     assert words == ["one", "\u0007", "", "two"]
     assert vectors.any(dim=1).tolist() == [True, False, False, True]
@@ -576,7 +576,7 @@ def test_modules_that_are_not_known_are_refused(tmp_path: Path, change: dict[str
 
 
 @pytest.mark.parametrize("rows_at_once", [500_000, 7])
-def test_sentence_transformers_searches_our_vectors_in_chunks(rows_at_once: int) -> None:
+def test_semantic_search_of_sentence_transformers_accepts_the_vectors(rows_at_once: int) -> None:
     texts = list(dict.fromkeys(TEXTS))
     vectors = embedder_of().embed(texts)
     cosines = torch.nn.functional.cosine_similarity(vectors[:, None], vectors[None], dim=-1)

@@ -268,13 +268,13 @@ def test_the_position_limit_is_the_smallest_of_the_members() -> None:
         ({"vocab_size": 300}, "source vocabulary, 304 and 300"),
     ],
 )
-def test_models_that_do_not_read_and_write_the_same_tokens(fields: dict[str, int], message: str) -> None:
+def test_models_with_different_tokens_raise_an_error(fields: dict[str, int], message: str) -> None:
     other = foreign_models(**fields)[0]
     with pytest.raises(UserError, match=f"models 1 and 3 of the ensemble differ in {message}; give models"):
         Ensemble([toy_model(), toy_model(), other])
 
 
-def test_a_target_vocabulary_of_another_size_and_no_models_at_all() -> None:
+def test_another_target_vocabulary_size_or_no_models_raise_an_error() -> None:
     sizes = " and ".join(str(len(target)) for _, target in (toy_tokenizers(), toy_tokenizers(True)))
     with pytest.raises(UserError, match=f"differ in target vocabulary, {sizes}; give models"):
         Ensemble([toy_model(), toy_model(separate=True)])
@@ -298,7 +298,7 @@ def test_logarithms_of_probabilities_are_averaged_too(weights: list[float] | Non
 
 
 @pytest.mark.parametrize("weights", [[1.0, 3.0], [0.1, 0.3]])
-def test_weights_count_by_their_ratios(weights: list[float]) -> None:
+def test_only_the_ratios_of_weights_matter(weights: list[float]) -> None:
     models, data = members(), batch()
     logits = Ensemble(models, weights)(**data).logits
     probabilities = [model(**data, use_cache=False).logits.double().softmax(-1) for model in models]
@@ -327,7 +327,7 @@ def folders(tmp_path_factory) -> list[Path]:
 
 
 @pytest.mark.parametrize("options", [{"num_beams": 1}, {"num_beams": 4}, {"temperature": 1.0}], ids=str)
-def test_models_by_name_translate_together(folders: list[Path], options: dict[str, Any]) -> None:
+def test_folders_are_loaded_as_an_ensemble(folders: list[Path], options: dict[str, Any]) -> None:
     together = Translator.from_pretrained(folders[:2], **options)
     assert isinstance(together.model, Ensemble)
     expected = translator_of(Ensemble(members()), **options)(SENTENCES)

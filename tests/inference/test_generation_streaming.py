@@ -53,7 +53,7 @@ OPTIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("tokenizer", [gpt2_like, ours_like], ids=["bytes", "pieces"])
 @pytest.mark.parametrize("make", ALL_MODELS)
-def test_the_pieces_are_the_continuation(
+def test_streamed_pieces_join_to_the_continuation(
     make: Callable[[], PreTrainedModel],
     tokenizer: Callable[[], PreTrainedTokenizerBase],
     options: dict[str, Any],

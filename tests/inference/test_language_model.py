@@ -96,7 +96,7 @@ def test_a_tokenizer_that_ends_every_text_does_not_end_the_prompt(fields: dict[s
     assert log_probs(LanguageModel(model, tokenizer), questions) == pytest.approx(expected, abs=1e-10)
 
 
-def test_a_space_counts_the_same_on_either_side_of_the_border() -> None:
+def test_a_space_before_or_after_the_boundary_gives_the_same_score() -> None:
     language_model = LanguageModel(gpt2().double(), gpt2_like())
     before = log_probs(language_model, [("is that right? ", ["yes", "no", "maybe"])])
     after = log_probs(language_model, [("is that right?", [" yes", " no", " maybe"])])
@@ -113,7 +113,7 @@ def test_answers_that_merge_with_the_prompt_are_scored_from_before_it() -> None:
     assert log_probs(LanguageModel(model, tokenizer), [("Q:", ["B", "C"])]) == pytest.approx(whole, abs=1e-12)
 
 
-def test_answers_that_differ_in_their_last_token_are_read_once() -> None:
+def test_answers_that_differ_in_their_last_token_share_one_row() -> None:
     model = gpt2()
     language_model = LanguageModel(model, gpt2_like())
     with patch.object(model, "forward", wraps=model.forward) as forward:
@@ -151,7 +151,7 @@ def test_batches_keep_to_their_budget(max_tokens_per_batch: int) -> None:
     assert sum(done) == len(continuations)
 
 
-def test_half_precision_is_summed_in_single() -> None:
+def test_half_precision_scores_are_computed_in_float32() -> None:
     model = gpt2().bfloat16().eval()
     tokenizer = gpt2_like()
     logits = model(torch.tensor([tokenizer("the cat")["input_ids"]])).logits[0].float()
@@ -205,9 +205,7 @@ def naive_writing(
 
 @pytest.mark.parametrize("max_tokens_per_batch", [1, 60, 10_000])
 @pytest.mark.parametrize("make", ALL_MODELS)
-def test_writing_is_a_loop_over_the_likeliest_tokens(
-    make: Callable[[], PreTrainedModel], max_tokens_per_batch: int
-) -> None:
+def test_writing_equals_a_greedy_loop(make: Callable[[], PreTrainedModel], max_tokens_per_batch: int) -> None:
     model, tokenizer = make().double().eval(), gpt2_like()
     prompts = [Prompt(tuple(tokenizer(prompt)["input_ids"])) for prompt, _ in QUESTIONS for _ in range(2)]
     continued = [naive_writing(model, list(prompt.token_ids), 12, set()) for prompt in prompts]
@@ -233,7 +231,7 @@ def test_writing_stops_before_the_first_of_the_stop_texts_and_at_once() -> None:
     assert language_model.write(prompts, 20, ["never"]) == [whole]
 
 
-def test_no_more_tokens_are_written_than_wanted() -> None:
+def test_the_number_of_written_tokens_is_limited() -> None:
     model, tokenizer = llama().eval(), gpt2_like()
     prompt = tuple(tokenizer("the cat")["input_ids"])
     for count in (1, 2, 5):
@@ -284,7 +282,7 @@ def test_a_bidirectional_model_is_refused() -> None:
     LanguageModel(BertLMHeadModel(config), gpt2_like())
 
 
-def test_a_budget_without_room() -> None:
+def test_a_token_budget_must_be_positive() -> None:
     with pytest.raises(UserError, match="max_tokens_per_batch=0 must be at least 1"):
         LanguageModel(gpt2(), gpt2_like(), 0)
 

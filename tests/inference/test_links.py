@@ -63,7 +63,7 @@ def random_links(generator: random.Random, *, by_target: bool) -> set:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_directions_are_combined_as_published(method: str) -> None:
+def test_symmetrization_equals_the_published_algorithm(method: str) -> None:
     generator = random.Random(0)
     for _ in range(300):
         forward = random_links(generator, by_target=True)

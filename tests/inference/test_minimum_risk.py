@@ -111,7 +111,7 @@ def test_samples_count_equally(metric: str) -> None:
     assert [t.text for t in lists[0]] != [t.text for t in lists[1]]
 
 
-def test_phrases_and_prefixes_hold() -> None:
+def test_phrases_and_prefixes_are_respected() -> None:
     translator = translator_of("toy", num_beams=6, mbr_metric="chrf", banned_phrases=["7"])
     found = list(translator.translate(SENTENCES, prefixes=["9 8"] * len(SENTENCES)))
     assert all(each.text.startswith("9 8") and "7" not in each.text for each in found)
@@ -132,14 +132,14 @@ def test_phrases_and_prefixes_hold() -> None:
     ],
     ids=str,
 )
-def test_contradictions_are_refused_before_a_model_is_loaded(options: dict[str, Any], message: str) -> None:
+def test_contradictory_options_raise_an_error_before_loading(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Translator.from_pretrained("no/model", **options)
     with pytest.raises(UserError, match=message):
         translator_of("toy", **options)
 
 
-def test_one_sample_and_a_stream_leave_nothing_to_rank() -> None:
+def test_one_sample_or_a_stream_raises_an_error() -> None:
     translator = translator_of("toy", temperature=1.0, mbr_metric="chrf")
     with pytest.raises(
         UserError, match="mbr_metric=chrf ranks the samples of a sentence, and n_best=1; raise"

@@ -87,7 +87,7 @@ def test_translations_and_their_scores_are_equal(num_beams, models):
             assert each.log_prob == pytest.approx(other.log_prob, abs=1e-4)
 
 
-def test_a_target_that_is_begun_is_continued(models):
+def test_a_started_target_is_continued(models):
     reference, model, folder = models
     prompts = torch.tensor([[reference.config.decoder_start_token_id, 9, 7]]).expand(len(SENTENCES), -1)
     options = {**batch(folder), "decoder_input_ids": prompts, "max_new_tokens": 9, "num_beams": 2}

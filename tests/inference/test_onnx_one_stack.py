@@ -144,7 +144,7 @@ def test_generate_takes_padding_on_the_left(name, options, exported_toys):
     assert torch.equal(model.generate(**inputs, max_new_tokens=10, **options), expected)
 
 
-def test_positions_that_the_file_does_not_count_are_refused(exported_toys):
+def test_other_positions_than_those_of_the_file_raise_an_error(exported_toys):
     ids, positions = torch.tensor([[5, 6, 7]]), torch.tensor([[0, 1, 2]])
     counts_shown, counts_all = (
         load_onnx(exported_toys(name)[1]) for name in ("causal", "causal_counting_all")
@@ -195,7 +195,7 @@ WRONG_INPUTS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("name", "given", "message"), WRONG_INPUTS.values(), ids=WRONG_INPUTS)
-def test_inputs_with_which_a_file_computes_something_else_are_refused(name, given, message, exported_toys):
+def test_inputs_that_the_file_would_compute_wrongly_raise_an_error(name, given, message, exported_toys):
     model = load_onnx(exported_toys(name)[1])
     inputs = {"input_ids": torch.tensor([[5, 6, 7], [8, 9, 5]])}
     assert isfinite(float(model(**inputs)[0].sum()))
@@ -203,7 +203,7 @@ def test_inputs_with_which_a_file_computes_something_else_are_refused(name, give
         model(**inputs | given)
 
 
-def test_inputs_of_other_integers_and_positions_for_all_rows_are_taken(exported_toys):
+def test_int32_inputs_and_broadcast_positions_are_accepted(exported_toys):
     model, ids = load_onnx(exported_toys("causal_counting_all")[1]), torch.tensor([[5, 6, 7], [8, 9, 5]])
     expected = model(ids, position_ids=torch.tensor([[2, 3, 4], [2, 3, 4]])).logits
     assert torch.equal(model(ids.int(), position_ids=torch.tensor([[2, 3, 4]])).logits, expected)
@@ -348,7 +348,7 @@ def test_a_folder_without_engine_raises_an_error_that_names_it(exported_toys):
         Classifier.from_pretrained(exported_toys("classification")[1])
 
 
-def test_an_evaluation_scores_the_export(exported_toys, tmp_path, capfd):
+def test_evaluation_of_an_export_equals_that_of_the_model(exported_toys, tmp_path, capfd):
     data = write_toy_rows(tmp_path / "data", "classification")
     found = []
     for engine, folder in zip(("torch", "onnx"), exported_toys("classification"), strict=True):
@@ -367,7 +367,7 @@ def test_an_evaluation_scores_the_export(exported_toys, tmp_path, capfd):
 
 
 @pytest.mark.parametrize("options", [{}, {"choices": SPANISH}], ids=["written", "chosen"])
-def test_tasks_are_answered(options, exported_toys):
+def test_prompted_tasks_have_the_same_answers_as_with_torch(options, exported_toys):
     task = toy_prompting.numeral_task(**options)
     expected, found = (each.answer(task, shots=2) for each in loaded(Prompter, exported_toys("prompted")))
     assert [answer.given for answer in found.answers] == [answer.given for answer in expected.answers]

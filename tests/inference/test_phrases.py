@@ -60,7 +60,7 @@ def all_texts(translator: Translator, sentences: list[str] = SENTENCES, **option
 @BOTH
 @SEARCHES
 @pytest.mark.parametrize("words", [1, 2, 3])
-def test_a_banned_phrase_is_in_no_text(kind: str, search: dict[str, Any], words: int) -> None:
+def test_a_banned_phrase_occurs_in_no_text(kind: str, search: dict[str, Any], words: int) -> None:
     plain = all_texts(translator_of(kind, **search))
     long = [text.split() for text in itertools.chain(*plain) if len(text.split()) >= words]
     banned = [" ".join(text[:words]) for text in long[:3]]
@@ -118,7 +118,9 @@ def test_words_that_contain_a_banned_phrase_are_banned_and_case_counts() -> None
 @BOTH
 @SEARCHES
 @pytest.mark.parametrize("required", [["7"], ["4 4", "9"], ["zero one", "1 2", "3"]], ids=str)
-def test_a_required_phrase_is_in_every_text(kind: str, search: dict[str, Any], required: list[str]) -> None:
+def test_a_required_phrase_occurs_in_every_text(
+    kind: str, search: dict[str, Any], required: list[str]
+) -> None:
     plain = all_texts(translator_of(kind, **search))
     texts = all_texts(translator_of(kind, **search, required_phrases=required))
     assert not all(phrase in text for text in itertools.chain(*plain) for phrase in required)
@@ -174,7 +176,7 @@ def pushed(
     return processor(torch.tensor([[1, *output]]), scores[None])[0]
 
 
-def test_the_last_tokens_before_the_limit_are_the_phrase() -> None:
+def test_a_missing_phrase_is_forced_before_the_length_limit() -> None:
     phrase = Phrase([[7, 8, 9]])
     free, last = (pushed([phrase], limit, [], torch.zeros(12)) for limit in (5, 4))
     assert int(free.isfinite().sum()) == 11  # all but the end
@@ -195,7 +197,7 @@ def test_a_phrase_needs_room_for_its_longest_tokenization() -> None:
         RequiredPhrases([[Phrase([[5], [5, 6]])]], torch.tensor([2]), 2)
 
 
-def test_a_token_that_the_model_forces_takes_room() -> None:
+def test_a_forced_token_counts_towards_the_length_limit() -> None:
     translator = translator_of("toy", num_beams=1)
     (source,) = translator.sides.sources.token_ids(["one two"])
     demands = [Demands(required=(Phrase([[7, 8, 11]]),))]

@@ -58,7 +58,7 @@ def test_one_shot_reveals_the_language(prompter: Prompter, way: dict[str, Any], 
     assert accuracies[2] == 100
 
 
-def test_without_a_shot_the_languages_share_the_questions(prompter: Prompter) -> None:
+def test_zero_shot_answers_are_correct_in_one_language_each(prompter: Prompter) -> None:
     """For the same prompts the same answers, of which each is of one language."""
     right = [prompter.answer(numeral_task(test=numeral_rows(language)), 0).right for language in NUMERALS]
     assert sum(right) == 10
@@ -167,7 +167,7 @@ def test_each_option_changes_the_answers(task_options: dict[str, Any], options: 
     assert [answer.given for answer in moved] != [answer.given for answer in plain]
 
 
-def test_white_space_around_a_written_answer_does_not_count(prompter: Prompter) -> None:
+def test_white_space_around_a_generated_answer_is_ignored(prompter: Prompter) -> None:
     task = numeral_task(
         answer="  {word}\n", examples=[], test=numeral_rows()[1:2], description="0: cero, 2: dos"
     )
@@ -219,7 +219,7 @@ def test_all_positions_are_used_and_no_more(way: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("way", [{}, CHOSEN], ids=["written", "chosen"])
-def test_a_row_that_is_too_long_by_itself(way: dict[str, Any]) -> None:
+def test_a_row_too_long_without_shots_raises_an_error(way: dict[str, Any]) -> None:
     rows = [*numeral_rows(), {**numeral_rows()[0], "digit": "1 " * 50}]
     with pytest.raises(
         UserError, match=r"row 11 of test takes \d+ tokens without any shot, and the model has "
@@ -262,7 +262,7 @@ def test_invalid_tasks_raise_an_error_before_running_the_model(
         random_prompter().answer(numeral_task(**options), shots)
 
 
-def test_an_answer_context_that_is_empty() -> None:
+def test_an_empty_answer_context_raises_an_error() -> None:
     task = numeral_task(**CHOSEN, normalize="unconditional", answer_context="")
     with pytest.raises(UserError, match="answer_context: the answers have no context"):
         random_prompter().answer(task, 1)
@@ -282,7 +282,7 @@ def test_wilsons_interval_holds_the_probabilities_that_the_share_does_not_refute
             assert abs(successes / trials - end) == pytest.approx(distance, abs=1e-9)
 
 
-def test_a_result_in_words_and_in_numbers() -> None:
+def test_a_result_has_a_text_and_a_dictionary_form() -> None:
     answers = [Answer(row, 1, "", "", "", right=row <= 3) for row in range(1, 5)]
     result = PromptingResult(1, answers)
     assert (result.right, result.accuracy) == (3, 75.0)
@@ -294,7 +294,7 @@ def test_a_result_in_words_and_in_numbers() -> None:
 
 
 @pytest.mark.parametrize("way", [{}, CHOSEN], ids=["written", "chosen"])
-def test_progress_comes_to_all_answers(prompter: Prompter, way: dict[str, Any]) -> None:
+def test_progress_counts_all_answers(prompter: Prompter, way: dict[str, Any]) -> None:
     done: list[int] = []
     prompter.answer(numeral_task(**way), 2, progress=done.append)
     assert sum(done) == count_answers(numeral_task(**way)) == (30 if way else 10)
@@ -313,7 +313,7 @@ def test_a_folder_is_loaded_with_its_options(tmp_path: Path) -> None:
         Prompter.from_pretrained(tmp_path, max_tokens_per_batch=0)
 
 
-def test_models_that_are_not_causal(tmp_path: Path) -> None:
+def test_models_that_are_not_causal_raise_an_error(tmp_path: Path) -> None:
     sizes = {"vocab_size": len(toy_tokenizer()), "pad_token_id": 0, "decoder_start_token_id": 0}
     MarianMTModel(MarianConfig(d_model=16, encoder_layers=1, decoder_layers=1, **sizes)).save_pretrained(
         tmp_path / "marian"
@@ -333,7 +333,7 @@ def test_models_that_are_not_causal(tmp_path: Path) -> None:
             Prompter.from_pretrained(tmp_path / name)
 
 
-def test_a_bert_that_was_trained_as_a_decoder_is_one(tmp_path: Path) -> None:
+def test_a_bert_trained_as_a_decoder_is_accepted(tmp_path: Path) -> None:
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     config = BertConfig(vocab_size=len(toy_tokenizer()), **shape, is_decoder=True)
     BertLMHeadModel(config).save_pretrained(tmp_path)

@@ -192,7 +192,7 @@ def test_unreadable_pairs_have_a_problem_and_the_others_a_score() -> None:
 
 
 @pytest.mark.parametrize("library", [False, True])
-def test_a_causal_model_scores_every_token_behind_its_beginning(library: bool, tmp_path: Path) -> None:
+def test_a_causal_model_scores_every_token_after_the_begin_token(library: bool, tmp_path: Path) -> None:
     scorer = Scorer.from_pretrained(toy_labels.save_toy_decoder(tmp_path, library))
     model, tokenizer = scorer.model, load_tokenizers(tmp_path)[0]
     for text, score in zip(TEXTS, scorer(TEXTS, with_tokens=True), strict=True):

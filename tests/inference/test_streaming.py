@@ -23,7 +23,7 @@ SEARCHES = pytest.mark.parametrize("search", [{"num_beams": 1}, {"temperature": 
 
 @BOTH
 @SEARCHES
-def test_the_pieces_are_the_translation(kind: str, search: dict[str, Any]) -> None:
+def test_streamed_pieces_join_to_the_translation(kind: str, search: dict[str, Any]) -> None:
     translator = translator_of(kind, **search)
     pieces = [[*translator.stream(sentence)] for sentence in SENTENCES]
     assert ["".join(each) for each in pieces] == [translator([sentence])[0] for sentence in SENTENCES]
@@ -32,7 +32,7 @@ def test_the_pieces_are_the_translation(kind: str, search: dict[str, Any]) -> No
     assert [*translator.stream(" ")] == []
 
 
-def test_a_script_without_spaces_comes_character_by_character() -> None:
+def test_a_script_without_spaces_is_streamed_by_character() -> None:
     translator = translator_of("toy", num_beams=1)
     tokens = toy_tokenizer()("二人の男").input_ids
     assert len(tokens) > 5
@@ -41,7 +41,7 @@ def test_a_script_without_spaces_comes_character_by_character() -> None:
 
 @BOTH
 @SEARCHES
-def test_prefixes_and_phrases_and_lengths_hold(kind: str, search: dict[str, Any]) -> None:
+def test_prefixes_phrases_and_lengths_are_respected(kind: str, search: dict[str, Any]) -> None:
     translator = translator_of(kind, **search, required_phrases=["4 4"], min_length=8, max_length=9)
     for sentence in SENTENCES[:4]:
         text = "".join(translator.stream(sentence, prefix="9 8", required=["7"]))

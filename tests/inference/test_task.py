@@ -73,7 +73,7 @@ def test_a_list_fills_a_template_once_for_each_of_its_items() -> None:
 # Questions.
 
 
-def test_the_choices_of_a_row() -> None:
+def test_the_choices_of_a_row_are_read_in_every_form() -> None:
     row = {"text": "t", "a": "x", "b": "y", "options": ["x", "y"], "number": 1, "word": "y"}
     expected = (Question("Q: t", " y", (" x", " y")),)
     ways: list[dict[str, Any]] = [
@@ -160,7 +160,7 @@ def test_an_answer_stops_at_the_separator_by_default() -> None:
 # Shots.
 
 
-def test_draws_depend_on_the_seed_and_the_question_and_on_nothing_else() -> None:
+def test_shots_depend_only_on_the_seed_and_the_question() -> None:
     one = task()
     drawn = [one.draw_shots(number, 4, seed) for number in range(3) for seed in range(3)]
     assert len({tuple(shot.prompt for shot in shots) for shots in drawn}) == len(drawn)
@@ -170,7 +170,7 @@ def test_draws_depend_on_the_seed_and_the_question_and_on_nothing_else() -> None
     assert random.getstate() == state
 
 
-def test_a_smaller_count_draws_the_first_of_a_larger_ones() -> None:
+def test_fewer_shots_are_the_first_of_more_shots() -> None:
     for number in range(3):
         most = task().draw_shots(number, 7)
         assert [task().draw_shots(number, count) for count in range(8)] == [
@@ -178,7 +178,7 @@ def test_a_smaller_count_draws_the_first_of_a_larger_ones() -> None:
         ]
 
 
-def test_all_examples_are_drawn_alike_but_never_the_question_itself() -> None:
+def test_shots_are_drawn_uniformly_and_never_the_question_itself() -> None:
     one = task()
     first = [one.draw_shots(0, 1, seed)[0].prompt for seed in range(700)]
     counts = {shot.prompt: first.count(shot.prompt) for shot in one.shots}
@@ -192,7 +192,7 @@ def test_an_example_with_the_same_prompt_is_never_drawn() -> None:
     assert "Q: text 0" not in {shot.prompt for shot in one.draw_shots(0, 7)}
 
 
-def test_how_many_shots_there_can_be() -> None:
+def test_the_number_of_shots_is_limited_by_the_examples() -> None:
     task().check_shots(7)
     with pytest.raises(
         UserError, match="shots=8, and there are 7 examples for row 1 of test, without those that ask"

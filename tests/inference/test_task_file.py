@@ -75,7 +75,7 @@ def test_rows_can_be_read_from_files_beside_the_task(tmp_path: Path, monkeypatch
     assert list(task.test) == [{"text": "x\u2028y", "label": "no"}]
 
 
-def test_rows_may_be_a_spreadsheet(tmp_path: Path) -> None:
+def test_rows_can_be_read_from_csv(tmp_path: Path) -> None:
     (tmp_path / "test.csv").write_text("text,right\nA bore.,1\n")
     task = load_task(
         written(tmp_path, answer=None, label="right", examples=None, test=None, test_file="test.csv")
@@ -164,6 +164,6 @@ def test_a_file_that_is_not_a_task_raises_an_error(tmp_path: Path, content: str,
     assert "\n" not in str(raised.value)
 
 
-def test_a_missing_task_file(tmp_path: Path) -> None:
+def test_a_missing_task_file_raises_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"task file .*nowhere\.yaml does not exist"):
         load_task(tmp_path / "nowhere.yaml")

@@ -121,7 +121,7 @@ def test_the_end_token_completes_a_text() -> None:
     assert not found.cut_off
 
 
-def test_the_model_may_end_at_once() -> None:
+def test_the_model_can_end_without_writing_text() -> None:
     model, tokenizer = gpt2().double().eval(), gpt2_like()
     model.generation_config.eos_token_id = loop(model, tokenizer("the cat")["input_ids"], 1)[0]
     (found,) = TextGenerator(model, tokenizer).generate(["the cat"])
@@ -182,7 +182,7 @@ def test_stop_texts_of_the_model_itself_are_kept() -> None:
 
 
 @pytest.mark.parametrize("make", [gpt2_like, ours_like], ids=["bytes", "pieces"])
-def test_a_space_at_the_end_belongs_to_the_next_word_as_in_training(
+def test_a_trailing_space_belongs_to_the_next_word_as_in_training(
     make: Callable[[], PreTrainedTokenizerBase],
 ) -> None:
     model, tokenizer = ours().double().eval(), make()
@@ -286,7 +286,7 @@ VALUES: dict[str, Any] = {
 }
 
 
-def test_every_option_has_a_value_here() -> None:
+def test_every_generation_option_is_tested() -> None:
     assert {field.name for field in fields(GenerationOptions)} <= {*VALUES}
 
 
@@ -353,7 +353,7 @@ def test_settings_that_count_tokens_are_detected(name: str) -> None:
     assert counts_prompts(model, GenerationOptions())
 
 
-def test_settings_for_other_results_than_one_text_are_left_out() -> None:
+def test_settings_that_change_the_form_of_the_result_are_ignored() -> None:
     model, tokenizer = gpt2().double().eval(), gpt2_like()
     generator = TextGenerator(model, tokenizer, max_new_tokens=NEW_TOKENS)
     expected = generator(PROMPTS)
@@ -391,7 +391,7 @@ def long_rotary() -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("make", [recurrent, long_rotary, bart, sparse])
-def test_models_that_read_padding_are_found(make: Callable[[], PreTrainedModel]) -> None:
+def test_models_that_read_padding_are_detected(make: Callable[[], PreTrainedModel]) -> None:
     assert reads_padding(make().eval())
 
 
@@ -575,7 +575,7 @@ def test_a_chat_that_the_template_refuses_has_its_problem(chatting: PreTrainedTo
         ),
     ],
 )
-def test_options_that_cannot_be_meant(options: dict[str, Any], message: str) -> None:
+def test_contradictory_options_raise_an_error(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         TextGenerator(gpt2(), gpt2_like(with_bos=True), **options)
 
@@ -598,7 +598,7 @@ def test_invalid_prompts_raise_an_error(prompts: Any, arguments: dict[str, Any],
         list(TextGenerator(gpt2().eval(), gpt2_like()).generate(prompts, **arguments))
 
 
-def test_an_empty_prompt_is_continued_behind_the_token_that_begins_texts() -> None:
+def test_an_empty_prompt_is_continued_after_the_begin_token() -> None:
     model = gpt2().double().eval()
     with pytest.raises(UserError, match="prompt 2: it is empty, and the tokenizer has no token that begins"):
         TextGenerator(model, gpt2_like())(["the", ""])

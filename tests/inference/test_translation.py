@@ -226,7 +226,7 @@ def test_max_length_bounds_every_translation() -> None:
     assert generated_lengths(translator, ["one " * 20, "four"]) == [9, 9]
 
 
-def test_a_line_of_ten_thousand_tokens_is_translated_alone_and_harms_no_other() -> None:
+def test_a_line_of_ten_thousand_tokens_is_translated_in_its_own_batch() -> None:
     sentences = ["one two", "seven " * 10_000, "four"]
     translator = toy_translator(max_length=64, max_source_length=None)
     masks = recorded_batches(translator, sentences)
@@ -364,7 +364,7 @@ def test_buffers_grow_so_that_the_first_results_come_soon() -> None:
     assert [len(buffer) for buffer in buffers(["one"] * 9, buffer_size=4)] == [4, 4, 1]
 
 
-def test_very_long_sentences_fill_a_buffer_before_its_number_does() -> None:
+def test_very_long_sentences_fill_a_buffer_early() -> None:
     with patch("vaswani.inference.batches.BUFFERED_CHARACTERS", 30):
         sentences = iter(["one " * 10, "two " * 10])
         next(toy_translator().translate(sentences))
@@ -521,7 +521,7 @@ def test_options_of_another_type_are_refused(options: dict[str, Any], message: s
     ],
     ids="".join,
 )
-def test_another_search_of_the_models_is_refused(field: dict[str, Any]) -> None:
+def test_unsupported_searches_of_the_generation_config_raise_an_error(field: dict[str, Any]) -> None:
     model = copy.deepcopy(toy_model())
     model.generation_config.update(**field)
     with pytest.raises(UserError, match=f"the generation_config of the model has {next(iter(field))}="):
@@ -556,7 +556,7 @@ def test_a_translation_without_hypotheses_has_an_empty_text() -> None:
 @pytest.mark.parametrize(
     "field", [{"bad_words_ids": [[10_000_000]]}, {"repetition_penalty": 0.0}, {"suppress_tokens": "x"}]
 )
-def test_a_generation_config_that_the_library_refuses(tmp_path, field):
+def test_a_generation_config_that_the_library_refuses_raises_an_error(tmp_path, field):
     save_toy_checkpoint(tmp_path)
     path = tmp_path / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | field))
@@ -573,7 +573,7 @@ def test_return_dict_false_changes_no_translation(tmp_path):
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
-def test_an_end_that_the_model_forces_at_its_own_limit_is_not_forced(num_beams: int) -> None:
+def test_forced_eos_token_id_of_the_model_is_ignored(num_beams: int) -> None:
     """Marian and BART set it; an output at the limit would look complete."""
     options = {"num_beams": num_beams, "max_length": 3}
     plain, forcing = (Translator(toy_model(), toy_tokenizer(), **options) for _ in range(2))

@@ -96,7 +96,7 @@ SENTENCES = ["one Ada two", "Bob", "zero one", "three  four\tGrace", "Eve two Al
 
 @BOTH
 @pytest.mark.parametrize("search", [{"num_beams": 1}, {"num_beams": 3}, {"temperature": 0.1}], ids=str)
-def test_words_that_are_attended_to_are_copied(kind: str, search: dict[str, Any]) -> None:
+def test_unknown_words_are_replaced_by_the_attended_source_words(kind: str, search: dict[str, Any]) -> None:
     plain = Translator(word_model(kind), word_tokenizer(), **search)
     copying = Translator(word_model(kind), word_tokenizer(), replace_unknown=True, **search)
     assert plain(["zero one"]) == copying(["zero one"])
@@ -113,7 +113,7 @@ def test_words_that_are_attended_to_are_copied(kind: str, search: dict[str, Any]
 
 
 @BOTH
-def test_a_word_that_is_copied_may_not_be_a_banned_one(kind: str) -> None:
+def test_banned_words_are_not_copied(kind: str) -> None:
     options = {"num_beams": 3, "replace_unknown": True}
     texts = Translator(word_model(kind), word_tokenizer(), **options)(SENTENCES)
     banned = next(word for word in texts[1].split() if word not in DIGITS)
@@ -124,7 +124,7 @@ def test_a_word_that_is_copied_may_not_be_a_banned_one(kind: str) -> None:
 
 
 @BOTH
-def test_the_word_with_most_attention_is_the_one(kind: str) -> None:
+def test_the_source_word_with_the_most_attention_is_copied(kind: str) -> None:
     translator = Translator(word_model(kind), word_tokenizer(), num_beams=1, replace_unknown=True)
     right = 0
     for sentence in ("one Ada two", "Bob zero five", "three four Grace", "zero Eve"):
@@ -168,7 +168,7 @@ def test_a_word_of_several_tokens_and_a_source_that_is_cut_off() -> None:
     assert unknown.text(of_cut, words, left) in ("one", "Lovelace")
 
 
-def test_all_at_once_for_a_model_of_the_library_with_its_tokenizer(tmp_path: Path) -> None:
+def test_unknown_words_are_replaced_for_a_library_model(tmp_path: Path) -> None:
     folder = save_translator("marian", tmp_path / "marian")
     plain = Translator.from_pretrained(folder, num_beams=2, max_length=3)
     unknown = plain.target_tokenizer.unk_token_id
@@ -189,7 +189,7 @@ def test_all_at_once_for_a_model_of_the_library_with_its_tokenizer(tmp_path: Pat
         assert set(text.split()) <= set(sentence.split())
 
 
-def test_a_tokenizer_without_an_unknown_token_and_an_engine_without_attention() -> None:
+def test_a_missing_unknown_token_or_attention_raises_an_error() -> None:
     with pytest.raises(
         UserError, match="replace_unknown: the target tokenizer has no unknown token; leave it"
     ):

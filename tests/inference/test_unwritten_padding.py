@@ -32,7 +32,7 @@ def other() -> VaswaniForConditionalGeneration:
     return toy_model(d_model=16, norm_order="pre", decoder_layers=2)
 
 
-def test_only_padding_that_is_never_written_is_left_out():
+def test_only_padding_banned_from_generation_is_left_out():
     made = toy_model()
     assert unwritten_padding(made) is None
     made.generation_config.bad_words_ids = [[7], [PADDING, 3]]

@@ -59,7 +59,7 @@ def one_stack(kind: str) -> tuple[Any, Any, str]:
     return models[kind]().eval(), tokenizer, "decoder" if purpose == "causal" else "encoder"
 
 
-def test_a_translation_is_read_with_the_weights_of_one_pass() -> None:
+def test_attention_of_a_translation_equals_that_of_one_forward_pass() -> None:
     """Without a target the model's own; cross-attention is of the steps that predict each token."""
     model, tokenizer, source = toy_model(), toy_tokenizer(), "one two three"
     maps = read_attention(model, tokenizer, source)
@@ -190,7 +190,7 @@ def test_a_long_text_is_refused_with_the_limit() -> None:
 
 
 @pytest.mark.slow
-def test_models_without_such_weights_are_refused(tmp_path: Path) -> None:
+def test_models_without_full_attention_weights_raise_an_error(tmp_path: Path) -> None:
     model, tokenizer, _ = one_stack("mamba")
     with pytest.raises(UserError, match="MambaForCausalLM returns no attention weights"):
         read_attention(model, tokenizer, "one")

@@ -40,7 +40,7 @@ def test_a_heatmap_holds_the_weights_of_its_head(layer, head):
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_cells_are_the_further_from_the_background_the_more_weight(dark):
+def test_cells_with_more_weight_contrast_more_with_the_background(dark):
     attention = a_map()
     figure = draw_heatmap(attention, 0, 0, dark=dark)
     axes = figure.axes[0]
@@ -68,7 +68,7 @@ def test_arcs_are_as_opaque_as_their_weights_are_large():
     )
 
 
-def test_a_token_has_its_arcs_alone_and_shades_its_keys():
+def test_a_chosen_token_shows_only_its_arcs_and_shades_its_keys():
     attention = a_map()
     figure = draw_arcs(attention, 0, 0, token="it")
     expected = attention.weights[0, 0, [0, 3]]
@@ -82,7 +82,7 @@ def test_a_token_has_its_arcs_alone_and_shades_its_keys():
     assert bold == ["it", "it"]
 
 
-def test_closed_pairs_of_a_sparse_layer_have_no_arc():
+def test_masked_pairs_of_a_sparse_layer_have_no_arc():
     attention = a_map()
     attention.weights[0, 0, 1, 2:] = 0
     assert {key for query, key in arcs_of(draw_arcs(attention, 0, 0)) if query == 1} == {0, 1}

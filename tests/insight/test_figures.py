@@ -99,7 +99,7 @@ def test_threads_draw_in_their_own_themes() -> None:
     assert drawn == [True] * 6
 
 
-def test_a_dollar_sign_is_a_dollar_sign() -> None:
+def test_dollar_signs_are_not_parsed_as_mathematics() -> None:
     prices, plain = (a_figure(text=text) for text in ("$5 or $6", "S5 or S6"))
     prices.canvas.draw()
     plain.canvas.draw()
@@ -132,7 +132,7 @@ def test_a_notebook_shows_a_figure() -> None:
 @pytest.mark.parametrize(
     ("suffix", "start"), [("png", b"\x89PNG"), ("PNG", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")]
 )
-def test_the_suffix_is_the_format(tmp_path: Path, suffix: str, start: bytes) -> None:
+def test_the_suffix_selects_the_format(tmp_path: Path, suffix: str, start: bytes) -> None:
     output = tmp_path / f"picture.{suffix}"
     check_picture(output)
     save_figure(a_figure(), str(output))

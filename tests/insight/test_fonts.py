@@ -64,7 +64,7 @@ def test_further_fonts_cover_the_missing_characters(installed):
     ("text", "font"),
     [("漢字", "Noto Sans CJK SC"), ("漢字かな", "Noto Sans CJK JP"), ("漢字한", "Noto Sans CJK KR")],
 )
-def test_ideographs_have_the_form_of_the_language(installed, text, font):
+def test_the_font_of_ideographs_fits_the_language(installed, text, font):
     for region in ("JP", "KR", "SC"):
         add(installed, f"Noto Sans CJK {region}", "漢字かな한")
         add(installed, f"Noto Serif CJK {region}", "漢字かな한")
@@ -82,7 +82,7 @@ def test_characters_without_a_font_are_logged_in_one_line(installed, caplog):
     )
 
 
-def test_a_font_that_was_installed_since_is_found(installed, caplog):
+def test_a_newly_installed_font_is_found(installed, caplog):
     assert families_for(["አ"]) == ["DejaVu Sans"]
     write_font(installed / "new.ttf", "Toy New", "አ")
     caplog.clear()

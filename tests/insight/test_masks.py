@@ -111,6 +111,6 @@ def test_cells_of_short_masks_are_labelled():
         ([], [], "0 source lengths"),
     ],
 )
-def test_lengths_that_cannot_be_drawn(sources, targets, message):
+def test_invalid_lengths_raise_an_error(sources, targets, message):
     with pytest.raises(UserError, match=message):
         attention_masks(sources, targets, a_pattern())

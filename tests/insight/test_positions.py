@@ -31,7 +31,7 @@ def test_sinusoids_are_those_of_the_paper():
     assert torch.equal(apart, torch.cat((values[:, ::2], values[:, 1::2]), dim=1))
 
 
-def test_a_model_gives_its_own_positions():
+def test_positions_of_a_model_are_its_own_encodings():
     learned = a_model(position_embedding="learned", max_position_embeddings=20)
     encoder, decoder = learned.get_position_embeddings()
     found = positions_of(learned)
@@ -66,13 +66,13 @@ def test_the_encodings_and_their_dot_products_are_drawn(dark):
         ((9, 8, "diagonal"), "sinusoidal_layout"),
     ],
 )
-def test_sizes_that_cannot_be_drawn(size, message):
+def test_invalid_sizes_raise_an_error(size, message):
     with pytest.raises(UserError, match=message) as caught:
         sinusoids(*size)
     assert "\n" not in str(caught.value)
 
 
-def test_models_without_such_positions():
+def test_models_without_position_encodings_raise_an_error():
     with pytest.raises(UserError, match=r"has no position encodings .* give another model"):
         positions_of(a_model(position_embedding="none"))
     learned = a_model(position_embedding="learned", max_position_embeddings=20)

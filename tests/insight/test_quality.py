@@ -56,7 +56,7 @@ def test_points_and_intervals_lie_where_they_were_measured(dark: bool) -> None:
     check_no_texts_overlap(figure)
 
 
-def test_models_of_a_role_share_a_colour_and_no_marker() -> None:
+def test_models_with_the_same_role_share_a_colour_but_no_marker() -> None:
     figure = draw_quality([*MODELS[:3], replace(MODELS[1], name="second")])
     large, small, plain, second = figure.axes[1].lines[1::2]
     assert len({line.get_color() for line in (large, small, plain)}) == 3
@@ -75,7 +75,7 @@ def test_models_that_were_not_timed_have_one_panel() -> None:
     assert axes.get_xlabel() == "million parameters"
 
 
-def test_models_without_a_common_score() -> None:
+def test_models_without_a_common_score_raise_an_error() -> None:
     accurate = replace(MODELS[3], scores={"accuracy": Estimate(90.0, 89.0, 91.0)})
     with pytest.raises(UserError, match=r"no score in common \(large: bleu, chrf; other: accuracy\)"):
         draw_quality([MODELS[0], accurate])
@@ -83,7 +83,7 @@ def test_models_without_a_common_score() -> None:
         draw_quality([MODELS[0], accurate], "bleu")
 
 
-def test_models_that_were_scored_on_other_rows() -> None:
+def test_models_scored_on_different_numbers_of_rows_raise_an_error() -> None:
     few, many = (replace(MODELS[0], name=str(rows), rows=rows) for rows in (10, 100))
     draw_quality([few, few, MODELS[1]])
     with pytest.raises(
@@ -135,7 +135,7 @@ def test_a_report_is_read_from_its_file_or_folder(tmp_path: Path) -> None:
     assert read_measured(path) == read_measured(tmp_path) == [replace(each, rows=3) for each in MODELS[:3]]
 
 
-def test_a_report_of_before_has_the_retention_of_its_metric(tmp_path: Path) -> None:
+def test_an_older_report_has_the_retention_of_its_metric(tmp_path: Path) -> None:
     path = write_report(tmp_path)
     report = json.loads(path.read_text())
     for model in report["models"]:

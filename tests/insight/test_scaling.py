@@ -30,7 +30,7 @@ def small(**fields) -> VaswaniConfig:
 
 
 @pytest.mark.parametrize("values", list(itertools.product(*FIELDS.values())))
-def test_parameters_are_counted_to_the_last(values):
+def test_parameters_are_counted_exactly(values):
     config = small(**dict(zip(FIELDS, values, strict=True)))
     with torch.device("meta"):
         model = VaswaniForConditionalGeneration(config)
@@ -65,7 +65,7 @@ def test_activations_kept_by_a_layer_are_counted(norm_order, stack):
 
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp", "hybrid"])
-def test_one_device_sends_nothing_and_many_send_a_limited_amount(way):
+def test_traffic_is_zero_for_one_device_and_bounded_for_many(way):
     alone = cost_of_update(BASE, MACHINE, way, 1, 25_000)
     assert (alone.traffic, alone.exposed) == (0, 0)
     weights = 4 * count_parameters(BASE)
@@ -76,7 +76,7 @@ def test_one_device_sends_nothing_and_many_send_a_limited_amount(way):
     assert sent[-1] <= most
 
 
-def test_shards_divide_memory_and_copies_do_not():
+def test_sharding_divides_memory_and_replication_does_not():
     memory = {
         way: [cost_of_update(BASE, MACHINE, way, devices, 25_000).memory for devices in (1, 8, 64)]
         for way in ("ddp", "fsdp", "hybrid")

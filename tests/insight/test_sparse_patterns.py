@@ -107,7 +107,7 @@ def test_nothing_is_cut_off(num_blocks: int, heads: int) -> None:
     )
 
 
-def test_the_words_of_a_picture() -> None:
+def test_title_and_axis_labels_describe_the_pattern() -> None:
     pattern = SparsePattern(
         3, block_size=16, window_blocks=5, global_blocks=1, random_blocks=2, seed=8, layer=4, causal=True
     )

@@ -63,5 +63,5 @@ def test_tokens_without_text_are_visible(tmp_path: Path) -> None:
     assert found.words == ("a", "↵", "b", "�")
 
 
-def test_no_tokens_have_no_texts(tmp_path: Path) -> None:
+def test_no_tokens_give_no_texts(tmp_path: Path) -> None:
     assert token_texts(TextCodec(gpt2(tmp_path)), []) == TokenTexts((), (), ())

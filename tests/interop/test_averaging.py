@@ -92,9 +92,7 @@ def test_models_of_separate_trainings_are_averaged_with_a_warning(tmp_path: Path
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("count", [1, 3])
-def test_the_mean_of_equal_models_is_that_model_bit_by_bit(
-    dtype: torch.dtype, count: int, tmp_path: Path
-) -> None:
+def test_the_mean_of_equal_models_is_bit_identical(dtype: torch.dtype, count: int, tmp_path: Path) -> None:
     folders = [save_toy_checkpoint(tmp_path / f"model-{number}") for number in range(count)]
     for folder in folders:
         change(folder, lambda tensor: torch.where(tensor.abs() < 0.01, -0.0, tensor).to(dtype))
@@ -120,9 +118,7 @@ def test_sums_do_not_round_to_the_dtype(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("separate", [False, True])
-def test_the_mean_translates_with_the_tokenizers_of_the_models(
-    separate: bool, tmp_path: Path, capsys
-) -> None:
+def test_the_mean_keeps_the_tokenizers_of_the_models(separate: bool, tmp_path: Path, capsys) -> None:
     folders = [save_toy_checkpoint(tmp_path / f"model-{number}", separate) for number in range(2)]
     change(folders[1], lambda tensor: tensor * 1.01)
     average(folders, tmp_path / "out")
@@ -150,7 +146,7 @@ def test_the_mean_translates_with_the_tokenizers_of_the_models(
     assert "the mean of 2 checkpoints (`model-0`, `model-1`)" in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_a_tokenizer_that_was_loaded_and_called_is_the_same(tmp_path: Path) -> None:
+def test_tokenizers_that_differ_only_by_use_are_accepted(tmp_path: Path) -> None:
     folders = several(tmp_path, count=2)
     tokenizer = AutoTokenizer.from_pretrained(folders[1], local_files_only=True)
     tokenizer(["one", "one two"], padding=True, truncation=True, max_length=2)
@@ -285,7 +281,7 @@ REFUSED = {
 }
 
 
-def test_searches_may_differ_and_the_mean_has_the_first(tmp_path: Path, caplog) -> None:
+def test_different_generation_configs_are_accepted_and_the_first_is_kept(tmp_path: Path, caplog) -> None:
     folders = [save_toy_checkpoint(tmp_path / name) for name in ("one", "other")]
     for folder, beams in zip(folders, (3, 5), strict=True):
         edit(folder / "generation_config.json", num_beams=beams)
@@ -317,7 +313,7 @@ def test_a_checkpoint_without_its_manifest_is_refused(tmp_path: Path) -> None:
         average([whole, half], tmp_path / "out")
 
 
-def test_one_checkpoint_twice_and_none_are_refused(tmp_path: Path) -> None:
+def test_a_repeated_checkpoint_or_none_raises_an_error(tmp_path: Path) -> None:
     folder = save_toy_checkpoint(tmp_path / "model")
     with pytest.raises(UserError, match="model is given more than once; give each checkpoint once"):
         average([folder, tmp_path / "model" / ".." / "model"], tmp_path / "out")
@@ -341,7 +337,7 @@ def test_integers_must_be_equal(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_is_not_empty_is_not_written_into(tmp_path: Path, capsys) -> None:
+def test_a_non_empty_output_folder_is_refused(tmp_path: Path, capsys) -> None:
     folders = several(tmp_path, count=2)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("kept")

@@ -242,7 +242,7 @@ def test_fsmt_generates_the_same(case, scale: float, num_beams: int) -> None:
     assert len({tuple(row) for row in expected.tolist()}) > 1
 
 
-def test_a_bias_that_marian_lacks_is_zero_there() -> None:
+def test_a_bias_that_only_marian_has_is_zero() -> None:
     config = VaswaniConfig(
         vocab_size=VOCAB, d_model=16, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=8
     )
@@ -358,7 +358,7 @@ def test_big_birds_weights_with_our_pattern() -> None:
         ({"sparse_global_tokens": 3, "sparse_global_blocks": 0}, "sparse_global_.* is not supported"),
     ],
 )
-def test_patterns_that_big_bird_lacks_are_refused(fields: dict[str, Any], message: str) -> None:
+def test_patterns_unsupported_by_big_bird_raise_an_error(fields: dict[str, Any], message: str) -> None:
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
     ours = convert(BigBirdForMaskedLM(BigBirdConfig(vocab_size=VOCAB, block_size=4, **sizes)))
     for name, value in fields.items():
@@ -513,7 +513,7 @@ def test_every_format_is_tested() -> None:
     }
 
 
-def test_bert_has_no_mean_of_all_tokens() -> None:
+def test_mean_pooling_cannot_be_exported_to_bert() -> None:
     shape = {"vocab_size": 9, "d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2}
     first, mean = (
         VaswaniForSequenceClassification(VaswaniEncoderConfig(**shape, classifier_pooling=pooling))

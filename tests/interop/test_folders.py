@@ -83,7 +83,9 @@ def marian(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_an_opus_checkpoint_translates_as_before(marian: Path, tmp_path: Path, capsys) -> None:
+def test_a_converted_opus_checkpoint_gives_the_same_translations(
+    marian: Path, tmp_path: Path, capsys
+) -> None:
     assert run(["convert", str(marian), str(tmp_path / "ours")]) == 0
     printed = capsys.readouterr().out
     assert "MarianMTModel → VaswaniForConditionalGeneration" in printed
@@ -104,7 +106,7 @@ def test_an_opus_checkpoint_translates_as_before(marian: Path, tmp_path: Path, c
     assert len(Translator.from_pretrained(tmp_path / "ours", **options)(SENTENCES[:4])) == 4
 
 
-def test_an_opus_checkpoint_goes_back_to_the_same_bits(marian: Path, tmp_path: Path) -> None:
+def test_an_opus_checkpoint_is_bit_identical_after_conversion_and_back(marian: Path, tmp_path: Path) -> None:
     convert_folder(str(marian), tmp_path / "ours")
     convert_folder(str(tmp_path / "ours"), tmp_path / "back", to="marian")
     before, after = (load_file(folder / "model.safetensors") for folder in (marian, tmp_path / "back"))
@@ -124,7 +126,7 @@ def test_the_dtype_is_kept(dtype: torch.dtype, tmp_path: Path) -> None:
     assert AutoModelForMaskedLM.from_pretrained(tmp_path / "ours", dtype="auto").dtype == dtype
 
 
-def test_a_bert_with_its_words(tmp_path: Path) -> None:
+def test_a_bert_checkpoint_is_converted_with_its_tokenizer(tmp_path: Path) -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "dog", "##s", "see"]
     words += [f"[unused{number}]" for number in range(VOCAB - len(words))]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
@@ -226,7 +228,7 @@ def test_pickled_tensors_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("direction", ["to", "from"])
-def test_the_wrong_direction(direction: str, tmp_path: Path, capsys) -> None:
+def test_the_wrong_direction_raises_an_error(direction: str, tmp_path: Path, capsys) -> None:
     randomize(BertForMaskedLM(BertConfig(**BERT))).save_pretrained(tmp_path / "bert")
     convert_folder(str(tmp_path / "bert"), tmp_path / "ours")
     arguments = ["bert", "--to", "gpt2"] if direction == "to" else ["ours"]
@@ -254,7 +256,7 @@ def test_every_head_is_compared(kind: Any, tmp_path: Path) -> None:
     assert convert_folder(str(tmp_path / "bert"), tmp_path / "ours").difference < 1e-4
 
 
-def test_weights_that_lack_a_tensor(tmp_path: Path) -> None:
+def test_weights_that_lack_a_tensor_raise_an_error(tmp_path: Path) -> None:
     model = randomize(
         GPT2LMHeadModel(
             GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
@@ -325,7 +327,7 @@ def test_combined_halves_give_the_same_outputs_as_before(
     torch.testing.assert_close(actual, halves[1](ids).logits, atol=1e-5, rtol=1e-5)
 
 
-def test_one_half_alone_gives_the_other_its_shape() -> None:
+def test_a_single_half_sets_the_shape_of_the_other() -> None:
     model = combine(encoder(), None, decoder_layers=1, dropout=0.3)
     assert (model.config.decoder_layers, model.config.decoder_ffn_dim, model.config.dropout) == (1, 40, 0.3)
     assert torch.equal(model.model.encoder.layers[1].fc1.weight, encoder().model.encoder.layers[1].fc1.weight)
@@ -359,7 +361,7 @@ def test_a_sparse_half_keeps_its_pattern(stack: str) -> None:
         (lambda: (None, None), "nothing to combine: give an encoder, a decoder or both"),
     ],
 )
-def test_halves_that_do_not_fit(halves, message: str) -> None:
+def test_incompatible_halves_raise_an_error(halves, message: str) -> None:
     with pytest.raises(UserError) as caught:
         combine(*halves())
     assert message in str(caught.value)

@@ -152,7 +152,7 @@ def test_generation_is_the_same(separate: bool, search: dict[str, Any], tmp_path
     assert json.loads((tmp_path / "config.json").read_text())["forced_eos_token_id"] == forced
 
 
-def test_searches_differ() -> None:
+def test_the_tested_searches_give_different_results() -> None:
     """So that settings that got lost would be noticed above."""
     batch = toy_tokenizers()[0](toy_sources(6, seed=3), padding=True, return_tensors="pt")
     found = [toy_model().generate(**batch, **{"max_length": 12, **search}) for search in SEARCHES[:5]]
@@ -211,7 +211,7 @@ def test_export_does_not_change_the_model() -> None:
 
 
 @pytest.mark.parametrize("option", ["max_length", "max_source_length"])
-def test_positions_reach_as_far_as_the_model_generates(option: str) -> None:
+def test_positions_cover_the_lengths_that_the_model_generates(option: str) -> None:
     """Ours have no limit; Marian's end at max_position_embeddings, whatever the texts."""
     ours = random_model(max_position_embeddings=16)
     batch = padded_batch("right", length=20)
@@ -289,7 +289,7 @@ def test_unsupported_fields_raise_an_error(
     assert not (tmp_path / "marian").exists()
 
 
-def test_the_stacks_alone_would_have_other_outputs() -> None:
+def test_stacks_without_a_head_need_the_concatenated_layout() -> None:
     config = VaswaniConfig(**TRANSLATOR_SHAPE, vocab_size=VOCAB)
     with pytest.raises(UserError, match="sinusoidal_layout='interleaved' is not supported for VaswaniModel"):
         export(VaswaniModel(config), "marian")
@@ -297,7 +297,7 @@ def test_the_stacks_alone_would_have_other_outputs() -> None:
     assert type(export(VaswaniModel(config), "marian")).__name__ == "MarianModel"
 
 
-def test_padding_on_the_left_counts_in_marian() -> None:
+def test_left_padding_shifts_positions_in_marian() -> None:
     """The documents say so: positions of ours begin with the first token."""
     ours = random_model()
     theirs = exported(ours)

@@ -217,7 +217,7 @@ def test_outputs_and_gradients_are_those_of_the_dense_model_under_the_mask(name:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_no_mask_is_a_mask_that_shows_all(name: str) -> None:
+def test_no_mask_equals_a_mask_of_ones(name: str) -> None:
     sparse, data = sparse_model(name), batch(rows=1)
     torch.testing.assert_close(sparse(input_ids=data["input_ids"])[0], sparse(**data)[0])
 
@@ -308,7 +308,7 @@ def test_a_step_of_several_tokens_continues_a_cache(name: str) -> None:
     torch.testing.assert_close(torch.cat(logits, 1), expected, rtol=1e-3, atol=1e-3)
 
 
-def test_dropout_counts_in_a_training_step_that_continues_a_cache() -> None:
+def test_dropout_is_applied_in_a_training_step_that_continues_a_cache() -> None:
     model, tokens = sparse_model("GPT2LMHeadModel", attn_pdrop=0.5), batch(rows=1)["input_ids"]
     results = []
     for is_training in (False, True):
@@ -468,7 +468,7 @@ for auto in (AutoModelForMaskedLM, BertForMaskedLM):
     assert 'attn_implementation="vaswani_sparse"` is not supported' in process.stdout
 
 
-def test_a_dense_class_does_not_compute_from_a_sparse_checkpoint(tmp_path: Path) -> None:
+def test_a_dense_class_with_a_sparse_checkpoint_raises_an_error(tmp_path: Path) -> None:
     sparse_model("BertForMaskedLM").save_pretrained(tmp_path)
     model = BertForMaskedLM.from_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"BertSelfAttention has no sparse pattern.*Auto classes"):
@@ -663,7 +663,7 @@ def test_impossible_patterns_leave_the_model_as_it_was(options: dict[str, int], 
     assert torch.equal(model(**data).logits, expected)
 
 
-def test_a_causal_model_may_have_an_even_window() -> None:
+def test_a_causal_model_can_have_an_even_window() -> None:
     assert sparsify(dense_model("GPT2LMHeadModel"), window=2).config.sparse_window_blocks == 2
 
 
@@ -714,7 +714,7 @@ PACKED = {
         ),
     ],
 )
-def test_inputs_that_a_pattern_cannot_honour_are_refused(name: str, data: dict, message: str) -> None:
+def test_inputs_unsupported_by_a_pattern_raise_an_error(name: str, data: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         sparse_model(name)(**data)
 
@@ -750,7 +750,7 @@ def test_a_cache_that_drops_keys_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("name", "field"), [("BertForMaskedLM", "is_decoder"), ("LlamaModel", "is_causal")])
-def test_a_direction_that_changed_behind_the_pattern_is_refused(name: str, field: str) -> None:
+def test_a_direction_that_contradicts_the_pattern_raises_an_error(name: str, field: str) -> None:
     model = sparse_model(name)
     setattr(model.config, field, field == "is_decoder")
     with pytest.raises(UserError, match=r"its pattern has causal=False|is_causal=False, but the pattern"):

@@ -252,7 +252,7 @@ def test_an_output_depends_only_on_visible_tokens(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", SIZES)
-def test_attention_weights_are_the_patterns(model_type: str) -> None:
+def test_attention_weights_follow_the_pattern(model_type: str) -> None:
     model, data = sparsify(dense_model(model_type), **NARROW), batch(model_type)
     data = {name: given[:1] for name, given in data.items()}
     output = model(**data, output_attentions=True)
@@ -399,7 +399,9 @@ def test_unsupported_models_raise_an_error_and_stay_unchanged(what: str) -> None
 
 
 @pytest.mark.parametrize("what", ["capped", "scaled", "in the layer"])
-def test_a_deviation_that_no_argument_shows_is_noticed(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_undeclared_deviation_from_attention_is_detected(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = transformers.models.bert.modeling_bert
     original, model = file.eager_attention_forward, dense_model("bert")
     if what == "in the layer":  # which looks at the name of the implementation
@@ -440,7 +442,7 @@ def test_finding_attention_layers_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["bert", "llama", "marian"])
-def test_a_model_in_half_precision_is_taken(model_type: str) -> None:
+def test_a_half_precision_model_can_be_sparsified(model_type: str) -> None:
     data, expected = batch(model_type), sparsify(dense_model(model_type), **NARROW)
     actual = sparsify(dense_model(model_type).bfloat16(), **NARROW)
     assert actual.config.sparse_layers == expected.config.sparse_layers

@@ -114,7 +114,7 @@ def test_scores_of_an_encoder_decoder_are_equal(fields, separate, tmp_path):
 
 @pytest.mark.parametrize("lm_head_bias", [False, True])
 @pytest.mark.parametrize("quantization", [None, "int8", "float16"])
-def test_padding_that_is_never_written_has_no_part_in_scores(lm_head_bias, quantization, tmp_path):
+def test_unwritten_padding_does_not_affect_scores(lm_head_bias, quantization, tmp_path):
     tokenizer, _ = toy_tokenizers(False)
     model = make(VaswaniForConditionalGeneration, len(tokenizer), lm_head_bias=lm_head_bias)
     sources, targets = tokens_of(tokenizer), [tokens[:-1] for tokens in tokens_of(tokenizer)[::-1]]
@@ -131,7 +131,7 @@ def test_padding_that_is_never_written_has_no_part_in_scores(lm_head_bias, quant
 
 
 @pytest.mark.parametrize("kind", ["marian of two vocabularies", "fsmt"])
-def test_each_side_has_its_vocabulary(kind, library_tokenizers, tmp_path):
+def test_each_side_has_its_own_vocabulary(kind, library_tokenizers, tmp_path):
     tokenizers = load_tokenizers(library_tokenizers[kind])
     sides = [
         TextCodec(tokenizer, side).vocabulary()
@@ -175,7 +175,7 @@ def test_states_of_an_encoder_are_equal(fields, tmp_path):
         np.testing.assert_allclose(found[number, : len(row)], expected, atol=2e-5)
 
 
-def test_quantization_makes_other_and_smaller_weights(tmp_path):
+def test_quantization_reduces_size_and_changes_scores(tmp_path):
     tokenizers = toy_tokenizers()
     model, sizes, scores = toy_model(), {}, {}
     sources, targets = tokens_of(tokenizers[0]), tokens_of(tokenizers[1])

@@ -290,7 +290,7 @@ def exported(half_precision, tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_files_have_the_names_of_optimum(half_precision, exported):
+def test_inputs_and_outputs_have_the_names_of_optimum(half_precision, exported):
     assert half_precision.dtype == torch.bfloat16
     assert half_precision.config._attn_implementation == "sdpa"
     encoder, decoder, with_past = sessions(exported)
@@ -474,7 +474,7 @@ def test_modules_of_sentence_transformers_are_kept_and_reported(to, tmp_path, ca
         ([{"type": "a", "path": ""}, {"type": "b", "path": "/etc"}], "names /etc, which is outside"),
     ],
 )
-def test_a_list_of_modules_that_cannot_be_right(modules, message, tmp_path):
+def test_an_invalid_list_of_modules_raises_an_error(modules, message, tmp_path):
     folder = save_sentence_model(tmp_path / "model", modules=modules)
     (tmp_path / "other").mkdir()
     if message is None:

@@ -89,7 +89,7 @@ def test_dropout_drops_what_short_attention_drops(shape: tuple, calls: list) -> 
     assert not torch.equal(ours[0], results(sdpa_attention_forward, inputs, mask, dropout=0.4)[0])
 
 
-def test_without_a_mask_a_causal_layer_sees_nothing_later(calls: list) -> None:
+def test_without_a_mask_a_causal_layer_does_not_see_later_keys(calls: list) -> None:
     inputs = states(2, 2, 9, 9, 16)
     visible = torch.ones(9, 9, dtype=torch.bool).tril().expand(1, 1, 9, 9)
     causal = results(sdpa_attention_forward, inputs, None, causal=True)

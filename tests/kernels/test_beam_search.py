@@ -162,12 +162,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_every_option(name: str) -> None:
+def test_every_option_gives_the_result_of_the_library(name: str) -> None:
     assert_same(ending_model(ends=OPTIONS[name].get("eos_token_id") or (2,)), **ragged(), **OPTIONS[name])
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_prompts(masked: bool) -> None:
+def test_prompts_give_the_result_of_the_library(masked: bool) -> None:
     prompt = tokens(5, 4)
     options = {"decoder_input_ids": prompt}
     if masked:
@@ -180,19 +180,21 @@ def test_prompts(masked: bool) -> None:
     "criterion", [LengthLimits(torch.tensor([3, 14, 1, 9, 20])), EndsByTheSum()], ids=["limits", "sum"]
 )
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
-def test_criteria_of_the_caller(criterion: StoppingCriteria, early_stopping: Any) -> None:
+def test_stopping_criteria_give_the_result_of_the_library(
+    criterion: StoppingCriteria, early_stopping: Any
+) -> None:
     criteria = StoppingCriteriaList([criterion])
     assert_same(ending_model(), **ragged(), stopping_criteria=criteria, early_stopping=early_stopping)
 
 
-def test_processors_of_the_caller() -> None:
+def test_logits_processors_give_the_result_of_the_library() -> None:
     minimum = MinimumLengths(torch.tensor([3, 14, 1, 9, 18]), 2)
     for processors in ([FiniteScores(4)], [FiniteScores(4), minimum]):
         assert_same(ending_model(), **ragged(), logits_processor=LogitsProcessorList(processors))
 
 
 @pytest.mark.parametrize("vocab_size", [13, 97, 2000])
-def test_vocabularies(vocab_size: int) -> None:
+def test_every_vocabulary_size_gives_the_result_of_the_library(vocab_size: int) -> None:
     data = {name: value % vocab_size for name, value in ragged().items()}
     assert_same(ending_model(vocab_size=vocab_size), **data, num_beams=3)
 
@@ -207,7 +209,7 @@ def test_the_compiled_search_gives_the_same_result(rows: int, num_beams: int) ->
 @pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(data=st.data())
-def test_any_options_together(data: st.DataObject) -> None:
+def test_any_combination_of_options_gives_the_result_of_the_library(data: st.DataObject) -> None:
     draw = data.draw
     torch.manual_seed(draw(st.integers(0, 10_000)))
     ends = draw(st.sampled_from([[2], ENDS]))
@@ -275,7 +277,7 @@ def test_a_processor_that_only_reads_gets_the_best_tokens() -> None:
         assert processor.shapes == [(15, width)] * 5
 
 
-def test_scores_that_are_not_finite_are_still_found() -> None:
+def test_non_finite_scores_are_detected() -> None:
     model, finite = ending_model(), FiniteScores(3)
     with torch.no_grad():
         model.lm_head.bias[50] = torch.nan

@@ -31,7 +31,7 @@ def test_best_tokens_equal_topk(size: int, count: int) -> None:
 
 
 @needs_compiler
-def test_a_view_of_larger_scores_and_several_threads() -> None:
+def test_a_view_and_several_threads_give_the_same_tokens() -> None:
     scores = torch.randn(40, 3, 500)
     before = torch.get_num_threads()
     try:
@@ -52,7 +52,7 @@ def test_of_equal_scores_the_first_tokens_are_best() -> None:
 
 
 @pytest.mark.parametrize("compiled", [pytest.param(True, marks=needs_compiler), False])
-def test_excluded_and_broken_scores(compiled: bool) -> None:
+def test_excluded_and_non_finite_scores_are_handled(compiled: bool) -> None:
     with patch.object(module, "library", module.library if compiled else lambda: None):
         excluded = torch.full((2, 200), -torch.inf)
         excluded[0, :5] = 0.0
@@ -71,7 +71,7 @@ def test_excluded_and_broken_scores(compiled: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_pytorch_finds_them_in_other_dtypes(dtype: torch.dtype) -> None:
+def test_other_dtypes_are_computed_by_pytorch(dtype: torch.dtype) -> None:
     scores = torch.randn(4, 70, dtype=dtype)
     values, tokens = best_tokens(scores, 6, normalize=True)
     expected = scores.log_softmax(-1).topk(6)

@@ -48,7 +48,7 @@ def test_loss_and_gradient_equal_those_of_float64(
     )
 
 
-def test_no_rows_have_no_loss(by: str) -> None:
+def test_no_rows_give_zero_loss(by: str) -> None:
     loss, gradient = cross_entropy_and_gradient(
         torch.empty(0, 9), torch.empty(0, dtype=torch.long), share=1.0, wants_gradient=True
     )

@@ -51,31 +51,33 @@ COMPUTED = [(name, value) for name, value in other_values() if value != "gelu"]
 
 @pytest.mark.parametrize("num_beams", [1, 4])
 @pytest.mark.parametrize(("name", "value"), COMPUTED)
-def test_every_field_of_the_model(name: str, value: Any, num_beams: int) -> None:
+def test_every_field_of_the_model_gives_the_result_of_the_modules(
+    name: str, value: Any, num_beams: int
+) -> None:
     more = {"max_position_embeddings": 64} if value == "learned" else {}
     assert_same(model_of(**{name: value, **more}), batch(rows=5), num_beams=num_beams)
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
 @pytest.mark.parametrize("rows", [*range(1, 9), 33])
-def test_any_number_of_rows(rows: int, num_beams: int) -> None:
+def test_any_number_of_rows_gives_the_result_of_the_modules(rows: int, num_beams: int) -> None:
     """Some take weights as they lie, others packed ones, in tiles of any number of rows."""
     assert_same(model_of(norm_order="pre"), batch(rows=rows, source=rows + 3), num_beams=num_beams)
 
 
-def test_products_deeper_than_a_block_and_wider_than_a_panel() -> None:
+def test_large_products_give_the_result_of_the_modules() -> None:
     model = model_of(decoder_ffn_dim=1072, d_model=96)
     assert_same(model, batch(rows=6), num_beams=4)
 
 
-def test_two_vocabularies_and_sources_without_padding() -> None:
+def test_two_vocabularies_and_sources_without_padding_are_supported() -> None:
     model = model_of(decoder_vocab_size=131, share_encoder_decoder_embeddings=False, lm_head_bias=True)
     data = batch(rows=2, source=16)
     data["attention_mask"][:] = 1
     assert_same(model, data, num_beams=3)
 
 
-def test_sources_with_padding_on_the_left_and_a_prompt() -> None:
+def test_left_padded_sources_and_a_prompt_are_supported() -> None:
     data = batch(rows=3)
     data["attention_mask"] = data["attention_mask"].flip(1)
     prompt = torch.tensor([[1, 9, 8, 7]] * 3)
@@ -146,7 +148,7 @@ def test_other_dtypes_and_widths_are_not_computed_natively() -> None:
     assert not can_compute(model_of(d_model=24))
 
 
-def test_without_a_compiler_pytorch_computes() -> None:
+def test_without_a_compiler_pytorch_is_used() -> None:
     model, data = model_of(), batch(rows=3)
     expected = generated(model, data, num_beams=3)
     with patch.object(decoder_native, "library", lambda: None), steps() as counted:

@@ -77,26 +77,28 @@ def assert_same(
 
 @pytest.mark.parametrize("num_beams", [1, 4])
 @pytest.mark.parametrize(("name", "value"), other_values())
-def test_every_field_of_the_model(name: str, value: Any, num_beams: int) -> None:
+def test_every_field_of_the_model_gives_the_result_of_the_modules(
+    name: str, value: Any, num_beams: int
+) -> None:
     more = {"max_position_embeddings": 64} if value == "learned" else {}
     assert_same(tiny_model(**{name: value, **more}).double(), batch(rows=5), num_beams=num_beams)
 
 
 @pytest.mark.parametrize("rows", [1, 70])  # many rows choose other kernels
 @pytest.mark.parametrize("num_beams", [1, 4])
-def test_any_number_of_rows(rows: int, num_beams: int) -> None:
+def test_any_number_of_rows_gives_the_result_of_the_modules(rows: int, num_beams: int) -> None:
     data = batch(rows=5)
     data = {name: value.repeat(14, 1)[:rows] for name, value in data.items()}
     assert_same(tiny_model().double(), data, num_beams=num_beams)
 
 
 @patch.object(search, "can_compute", lambda model: False)  # C++ goes first
-def test_float32_with_packed_weights() -> None:
+def test_packed_float32_weights_give_the_result_of_the_modules() -> None:
     model = tiny_model(d_model=512, decoder_ffn_dim=512, norm_order="pre")
     assert_same(model, batch(rows=6), num_beams=4)
 
 
-def test_two_vocabularies_and_a_source_without_padding() -> None:
+def test_two_vocabularies_and_a_source_without_padding_are_supported() -> None:
     model = tiny_model(decoder_vocab_size=50, share_encoder_decoder_embeddings=False).double()
     data = batch(rows=2)
     data["attention_mask"][:] = 1

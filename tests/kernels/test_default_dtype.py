@@ -26,7 +26,9 @@ def model() -> VaswaniForConditionalGeneration:
 
 @pytest.mark.parametrize("num_beams", [1, 4])
 @pytest.mark.parametrize("rows", [2, 70])  # many rows choose other kernels
-def test_searches(default_dtype: torch.dtype, num_beams: int, rows: int) -> None:
+def test_searches_do_not_depend_on_the_default_dtype(
+    default_dtype: torch.dtype, num_beams: int, rows: int
+) -> None:
     one, data = model(), batch(rows=5)
     source = {name: data[name].repeat(14, 1)[:rows] for name in ("input_ids", "attention_mask")}
     options = {**source, "num_beams": num_beams, "max_new_tokens": 20, "do_sample": False}
@@ -36,7 +38,9 @@ def test_searches(default_dtype: torch.dtype, num_beams: int, rows: int) -> None
 
 
 @pytest.mark.parametrize("smoothing", [None, 0.1])
-def test_losses_and_gradients(default_dtype: torch.dtype, smoothing: float | None) -> None:
+def test_losses_and_gradients_do_not_depend_on_the_default_dtype(
+    default_dtype: torch.dtype, smoothing: float | None
+) -> None:
     one, data = model(), batch(rows=5)
     found = []
     for dtype in (torch.get_default_dtype(), default_dtype):
@@ -49,7 +53,7 @@ def test_losses_and_gradients(default_dtype: torch.dtype, smoothing: float | Non
         torch.testing.assert_close(actual, expected)
 
 
-def test_losses_of_distributions(default_dtype: torch.dtype) -> None:
+def test_losses_of_distributions_do_not_depend_on_the_default_dtype(default_dtype: torch.dtype) -> None:
     one, data = model(), batch(rows=5)
     kept = data["labels"] != -100
     targets = torch.randn(int(kept.sum()), 61).softmax(-1)

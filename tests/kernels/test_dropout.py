@@ -54,7 +54,7 @@ def test_columns_of_a_transposed_tensor_stay_in_place(by: str) -> None:
     torch.testing.assert_close(output[kept], 2 * states[kept])
 
 
-def test_the_extremes(by: str) -> None:
+def test_probabilities_0_and_1_are_exact(by: str) -> None:
     states = torch.randn(50)
     assert dropout(states, 0.0) is states
     assert not dropout(states, 1.0).any()

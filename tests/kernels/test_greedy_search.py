@@ -61,7 +61,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("rows", [1, 7])
-def test_every_option(name: str, rows: int) -> None:
+def test_every_option_gives_the_result_of_the_library(name: str, rows: int) -> None:
     model = ending_model(ends=OPTIONS[name].get("eos_token_id") or (2,))
     found = assert_same(model, **ragged(rows), **OPTIONS[name])
     if name == "plain" and rows > 1:
@@ -70,7 +70,7 @@ def test_every_option(name: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_prompts(masked: bool) -> None:
+def test_prompts_give_the_result_of_the_library(masked: bool) -> None:
     options = {"decoder_input_ids": tokens(5, 4)}
     if masked:
         options["decoder_attention_mask"] = torch.ones_like(options["decoder_input_ids"])
@@ -82,11 +82,13 @@ def test_prompts(masked: bool) -> None:
     "criterion", [LengthLimits(torch.tensor([3, 14, 1, 9, 20])), EndsByTheSum()], ids=["limits", "sum"]
 )
 @pytest.mark.parametrize("ends", [{}, {"eos_token_id": None}], ids=["end token", "none"])
-def test_criteria_of_the_caller(criterion: StoppingCriteria, ends: dict[str, Any]) -> None:
+def test_stopping_criteria_give_the_result_of_the_library(
+    criterion: StoppingCriteria, ends: dict[str, Any]
+) -> None:
     assert_same(ending_model(), stopping_criteria=StoppingCriteriaList([criterion]), **ends)
 
 
-def test_processors_of_the_caller() -> None:
+def test_logits_processors_give_the_result_of_the_library() -> None:
     minimum = MinimumLengths(torch.tensor([3, 14, 1, 9, 18]), 2)
     assert_same(ending_model(), logits_processor=LogitsProcessorList([FiniteScores(1), minimum]))
     records = Records()
@@ -108,7 +110,7 @@ def test_scores_kept_by_a_processor_are_not_overwritten() -> None:
     assert all(torch.equal(then, now) for now, then in kept)
 
 
-def test_scores_that_are_not_finite_are_still_found() -> None:
+def test_non_finite_scores_are_detected() -> None:
     model, finite = ending_model(), FiniteScores(1)
     with torch.no_grad():
         model.lm_head.bias[50] = torch.nan
@@ -139,7 +141,7 @@ def test_a_streamer_receives_the_same_calls_as_from_the_library() -> None:
     assert len(calls[0]) > 3
 
 
-def test_copies_of_a_source() -> None:
+def test_several_return_sequences_raise_an_error() -> None:
     with pytest.raises(ValueError, match="num_return_sequences"):
         ending_model().generate(**ragged(), max_new_tokens=5, num_return_sequences=2)
 

@@ -53,7 +53,7 @@ def test_outputs_and_gradients_are_those_of_autocast(shape: tuple, bias: bool, d
         torch.testing.assert_close(actual, reference, rtol=0.02, atol=0.02)
 
 
-def test_batches_of_many_lengths_multiply_few_shapes() -> None:
+def test_batches_of_many_lengths_use_few_product_shapes() -> None:
     layer = Linear(16, 32)
     with Products() as products:
         for length in range(130, 190):
@@ -61,7 +61,7 @@ def test_batches_of_many_lengths_multiply_few_shapes() -> None:
     assert len(products.shapes) == 3  # of the output, the states and the weight, all with 192 rows
 
 
-def test_the_products_of_the_loss_multiply_few_shapes_and_add_in_float32() -> None:
+def test_loss_products_use_few_shapes_and_accumulate_in_float32() -> None:
     weight, total = torch.randn(100, 16).bfloat16(), torch.zeros(16, 100)
     expected = torch.zeros(16, 100)
     with Products() as products:

@@ -76,7 +76,7 @@ def plant(source: Path) -> Path:
     ],
     ids=["owner", "all", "group"],
 )
-def test_a_library_that_another_user_could_have_put_there_is_not_loaded(
+def test_a_library_writable_by_another_user_is_not_loaded(
     hostile: Callable[[Path], None],
     words: str,
     target: str,
@@ -95,7 +95,9 @@ def test_a_library_that_another_user_could_have_put_there_is_not_loaded(
     assert ("set XDG_CACHE_HOME" in warnings[0]) == (target == "folder")
 
 
-def test_no_link_is_followed_to_the_folder(source: Path, answer: Callable[[], tuple[int, list[str]]]) -> None:
+def test_a_symbolic_link_to_the_cache_folder_is_not_followed(
+    source: Path, answer: Callable[[], tuple[int, list[str]]]
+) -> None:
     answer()
     plant(source)
     folder = source.parent / "cache" / "vaswani"

@@ -103,7 +103,7 @@ def test_a_traced_layer_holds_no_private_operator() -> None:
         torch.testing.assert_close(other(states), expected)
 
 
-def test_the_loss_with_its_projection_is_the_same_by_either(maker: str, products: list) -> None:
+def test_the_projected_loss_equals_that_of_pytorch(maker: str, products: list) -> None:
     states, weight = torch.randn(MIN_ROWS, 24, requires_grad=True), torch.randn(50, 24, requires_grad=True)
     labels = torch.arange(MIN_ROWS) % 50
     found = torch.autograd.grad(linear_cross_entropy(states, weight, labels), (states, weight))

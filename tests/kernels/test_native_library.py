@@ -128,7 +128,7 @@ def test_unavailable_compilation_starts_no_compiler(
     assert re.search(reason, caplog.text)
 
 
-def test_a_cache_that_cannot_be_written(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_cache_still_gives_a_library(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocked = source.parent / "file"
     blocked.write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))

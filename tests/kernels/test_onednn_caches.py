@@ -38,7 +38,7 @@ print(int(onednn.is_available()), max(memory[200:]) - memory[199])
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux tells the memory of a process")
 @pytest.mark.parametrize("place", ["main", "thread"])
-def test_ever_new_shapes_take_no_more_memory(place: str) -> None:
+def test_new_shapes_do_not_increase_memory(place: str) -> None:
     """Of a new process, whose caches are empty."""
     environment = {name: value for name, value in os.environ.items() if name not in onednn.CACHE_LIMITS}
     command = [sys.executable, "-c", VARIED_SHAPES, place]

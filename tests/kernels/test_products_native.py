@@ -59,7 +59,7 @@ LAYOUTS = st.sampled_from(["rows", "transposed", "apart"])
     right_layout=LAYOUTS,
     addend=st.sampled_from(["nothing", "bias", "what is there"]),
 )
-def test_a_product_of_any_shape_and_layout(
+def test_products_of_any_shape_and_layout_are_correct(
     rows: int, columns: int, inner: int, threads: int, left_layout: str, right_layout: str, addend: str
 ) -> None:
     left, right = matrix(rows, inner, left_layout), matrix(inner, columns, right_layout)
@@ -142,7 +142,7 @@ def test_other_cases_fall_back(case: str, products: list, monkeypatch: pytest.Mo
     assert not products
 
 
-def test_the_loss_with_its_projection_is_the_same(products: list) -> None:
+def test_the_projected_loss_equals_that_of_pytorch(products: list) -> None:
     states, weight = torch.randn(MIN_ROWS, 24, requires_grad=True), torch.randn(50, 24, requires_grad=True)
     labels = torch.arange(MIN_ROWS) % 50
     found = torch.autograd.grad(linear_cross_entropy(states, weight, labels, 0.1), (states, weight))

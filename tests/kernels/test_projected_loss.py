@@ -77,7 +77,7 @@ def test_half_precision_keeps_its_dtype_and_sums_in_float32(inputs):
     )
 
 
-def test_without_gradients_none_are_computed(inputs):
+def test_under_no_grad_no_gradients_are_computed(inputs):
     states, weight, kept, targets = inputs
 
     def function(logits: torch.Tensor, rows: slice) -> torch.Tensor:

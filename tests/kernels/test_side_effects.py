@@ -62,6 +62,6 @@ print("unchanged")
 
 
 @pytest.mark.slow
-def test_nothing_of_the_process_changes() -> None:
+def test_importing_and_computing_changes_no_process_settings() -> None:
     finished = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=600)
     assert finished.stdout == "unchanged\n", finished.stderr

@@ -102,7 +102,7 @@ def test_mismatched_shapes_and_tokens_raise_an_error(by: str) -> None:
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_no_rows_have_no_divergence(by: str, count: int | str | None) -> None:
+def test_no_rows_give_zero_divergence(by: str, count: int | str | None) -> None:
     teacher, tokens = targets(2, 9, count)
     tokens = None if tokens is None else tokens[:0]
     loss, gradient = found(torch.empty(0, 9), teacher[:0], tokens)
@@ -119,9 +119,7 @@ def test_non_contiguous_rows_are_supported(by: str) -> None:
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_a_student_that_is_sure_of_something_else_gets_a_finite_gradient(
-    by: str, count: int | str | None
-) -> None:
+def test_a_student_confident_in_other_tokens_gets_a_finite_gradient(by: str, count: int | str | None) -> None:
     """What the teacher expects has, for the student, a probability that float32 cannot hold."""
     teacher, tokens = targets(4, 19, count)
     logits = torch.zeros(4, 19)

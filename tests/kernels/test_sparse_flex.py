@@ -99,7 +99,7 @@ def test_half_precision_is_as_exact_as_dense_attention(dtype: torch.dtype) -> No
 @pytest.mark.parametrize(
     "options", [{"global_blocks": 2}, {"global_blocks": 0, "global_tokens": 20}], ids=str
 )
-def test_rows_that_see_all_are_the_same_apart(
+def test_computing_global_rows_separately_gives_the_same_results(
     options: dict[str, int], padding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pattern = SparsePattern(num_heads=2, block_size=16, **options)
@@ -152,7 +152,7 @@ def as_a_kernel_reads(mask: BlockMask, heads: int) -> torch.Tensor:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("options", [{}, {"block_size": 13}, *PATTERNS], ids=str)
 @pytest.mark.parametrize("length", [1, 127, 129, 640, 1000])
-def test_the_lists_of_tiles_are_the_pattern(length: int, options: dict[str, int], causal: bool) -> None:
+def test_tile_lists_equal_the_pattern(length: int, options: dict[str, int], causal: bool) -> None:
     """The CPU reads no lists: check what a kernel would see that does, of all rows and without the global."""
     pattern = pattern_of(options, causal)
     num_blocks = pattern.num_blocks(length)
@@ -162,7 +162,7 @@ def test_the_lists_of_tiles_are_the_pattern(length: int, options: dict[str, int]
         assert torch.equal(as_a_kernel_reads(mask, pattern.num_heads), pattern.to_dense(length)[:, first:])
 
 
-def test_tiles_that_are_visible_throughout_need_no_looking_up() -> None:
+def test_fully_visible_tiles_need_no_mask() -> None:
     small, large = (
         sparse_flex._block_mask(SparsePattern(num_heads=1, block_size=size), 2048, 0, torch.device("cpu"))[0]
         for size in (64, 128)
@@ -173,7 +173,7 @@ def test_tiles_that_are_visible_throughout_need_no_looking_up() -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_lists_are_made_without_looking_at_every_pair(causal: bool) -> None:
+def test_tile_lists_are_built_without_a_mask_of_all_pairs(causal: bool) -> None:
     length, pattern = 2**15, SparsePattern(num_heads=1, layer=77, causal=causal)
     rows = 0 if causal else 2
     with LargestTensor() as largest:
@@ -183,7 +183,7 @@ def test_the_lists_are_made_without_looking_at_every_pair(causal: bool) -> None:
 
 
 @pytest.mark.slow
-def test_the_lists_are_made_once_for_lengths_of_as_many_blocks() -> None:
+def test_tile_lists_are_cached_by_number_of_blocks() -> None:
     pattern = SparsePattern(num_heads=2, layer=99)
     masks = [
         sparse_flex._block_mask(pattern, length, 0, torch.device("cpu"))[0] for length in (961, 1000, 1024)
@@ -249,7 +249,7 @@ def test_dropout_follows_the_global_random_state() -> None:
     assert torch.equal(flex_sparse_attention(*inputs, pattern, dropout=0.2), first)
 
 
-def test_dropout_changes_nothing_on_average() -> None:
+def test_dropout_does_not_change_the_mean() -> None:
     pattern = SparsePattern(num_heads=2, block_size=8)
     inputs = [tensor.detach().expand(4000, -1, -1, -1) for tensor in states(1, 2, 12, 4)]
     output = flex_sparse_attention(*inputs, pattern, dropout=0.3)  # each sequence drops others

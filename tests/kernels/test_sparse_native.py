@@ -81,11 +81,13 @@ def test_equal_to_dense_for_any_pattern(
 @pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("length", "size"), [(4096, 64), (4097, 64), (4096, 128)])
-def test_long_sequences_in_blocks_of_usual_size(length: int, size: int, causal: bool) -> None:
+def test_long_sequences_with_blocks_of_the_usual_size_equal_dense_attention(
+    length: int, size: int, causal: bool
+) -> None:
     assert_equal_to_dense(SparsePattern(1, size, causal=causal), length, "right", 64)
 
 
-def test_global_tokens_that_fill_no_block() -> None:
+def test_global_tokens_that_fill_no_block_equal_dense_attention() -> None:
     assert_equal_to_dense(SparsePattern(2, SIZE, global_blocks=0, global_tokens=5), 300, "holes")
 
 
@@ -99,7 +101,7 @@ def test_contiguous_states_give_bit_identical_results() -> None:
         assert torch.equal(first, second)
 
 
-def test_states_and_gradients_in_any_layout() -> None:
+def test_the_layout_of_states_and_gradients_does_not_change_results() -> None:
     """Numbers that do not lie next to each other, and a gradient that is one number, expanded."""
     pattern, inputs = SparsePattern(2, SIZE), states(1, 2, 70, SIZE, torch.float32)
     strided = [each.detach().mT.contiguous().mT.requires_grad_() for each in inputs]
@@ -156,7 +158,7 @@ def test_bfloat16_rounds_to_the_nearest_even_as_pytorch_does() -> None:
 
 
 @pytest.mark.parametrize("score", [-1e4, 1e4])
-def test_large_scores_overflow_nowhere(score: float) -> None:
+def test_large_scores_do_not_overflow(score: float) -> None:
     pattern, inputs = SparsePattern(1, SIZE), states(1, 1, 100, SIZE, torch.float32)
     query, key, value = inputs[0].detach() * abs(score) ** 0.5, inputs[1].detach() * score, inputs[2].detach()
     output = sparse_attention(query, key, value, pattern)
@@ -187,7 +189,7 @@ def test_fully_masked_rows_are_zero_and_get_no_gradient() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_more_threads_than_heads_change_nothing_but_rounding(causal: bool, dtype: torch.dtype) -> None:
+def test_more_threads_than_heads_change_only_rounding(causal: bool, dtype: torch.dtype) -> None:
     """They divide a head's queries, and add up what they find for its keys, each time in the same order."""
     pattern = SparsePattern(2, SIZE, causal=causal)
     inputs = [each.detach().to(dtype).requires_grad_() for each in states(1, 2, 301, SIZE)]

@@ -31,7 +31,9 @@ def others(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("length", [1, 15, 33, 48])
-def test_all_pairs_are_dense_attention(length: int, causal: bool, padding: str, others: list[int]) -> None:
+def test_patterns_of_all_pairs_use_dense_attention(
+    length: int, causal: bool, padding: str, others: list[int]
+) -> None:
     pattern = SparsePattern(num_heads=2, block_size=16, causal=causal)
     inputs, mask = states(3, 2, length, 8), paddings(length, padding)
     assert_equal(sparse_attention(*inputs, pattern, mask), dense_reference(*inputs, pattern, mask), inputs)

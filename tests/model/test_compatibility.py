@@ -30,7 +30,7 @@ DECODERS = (
 )
 
 
-def test_the_installed_version_fits():
+def test_the_installed_version_is_supported():
     check_version(transformers.__version__)
 
 

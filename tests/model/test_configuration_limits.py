@@ -47,7 +47,9 @@ def outcome(config_class: type[VaswaniFamilyConfig], fields: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("config_class", CONFIGS)
-def test_every_number_is_refused_by_name_or_makes_a_model(config_class: type[VaswaniFamilyConfig]) -> None:
+def test_every_number_builds_a_model_or_raises_an_error_that_names_it(
+    config_class: type[VaswaniFamilyConfig],
+) -> None:
     cases = [(name, value) for name in numeric_fields(config_class) for value in VALUES]
     assert len(cases) > 200
 
@@ -129,7 +131,7 @@ def test_a_pattern_with_few_blocks_allocates_no_memory_for_many() -> None:
     assert torch.equal(pattern.block_mask(9), few.block_mask(9))
 
 
-def test_labels_have_numbers() -> None:
+def test_id2label_keys_must_be_numbers() -> None:
     with pytest.raises(
         ValueError, match=re.escape("id2label has the key 'good'; expected numbers of labels")
     ):

@@ -45,7 +45,7 @@ def test_a_batch_of_positions_reads_the_same_values_as_a_row() -> None:
 
 @pytest.mark.parametrize("length", [9, TABLE_LENGTH, TABLE_LENGTH + 1])
 @pytest.mark.parametrize("rows", [1, 2])
-def test_kept_and_computed_sinusoids_are_the_same(length: int, rows: int) -> None:
+def test_cached_and_computed_sinusoids_are_equal(length: int, rows: int) -> None:
     module = SinusoidalPositions(tiny_config())
     positions = torch.arange(length).repeat(rows, 1)
     for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.float32):

@@ -105,7 +105,7 @@ def test_a_batch_in_parts_has_the_loss_of_the_whole(kind: str) -> None:
     torch.testing.assert_close(sum(parts), whole)
 
 
-def test_both_tasks_of_pre_training_count() -> None:
+def test_the_pretraining_loss_is_the_sum_of_both_tasks() -> None:
     model, ids = encoder(VaswaniForPreTraining), tokens()
     relation = torch.tensor([0, 1, 1])
     both = model(ids, labels=ids, next_sentence_label=relation)
@@ -160,7 +160,7 @@ def test_padding_changes_nothing(side: str) -> None:
         torch.testing.assert_close(states, model(ids).logits.flatten(0, 1), atol=1e-5, rtol=1e-4)
 
 
-def test_positions_may_count_padding_too() -> None:
+def test_positions_can_include_padding() -> None:
     ids = tokens(2, 6)
     padded = torch.cat([torch.zeros(2, 3, dtype=torch.int64), ids], 1)
     mask = (padded != 0).long()
@@ -206,7 +206,7 @@ def test_a_decoder_with_sparse_layers_generates_as_it_computes(pattern: Any, num
     assert not torch.allclose(model(prompt).logits, decoder()(prompt).logits, atol=1e-3)
 
 
-def test_a_sparse_encoder_sees_less() -> None:
+def test_sparse_attention_changes_the_encoder_outputs() -> None:
     ids = tokens(2, 40)
     fields = {"sparse_block_size": 4, "sparse_random_blocks": 1, "sparse_global_blocks": 1}
     assert not torch.allclose(
@@ -248,7 +248,7 @@ def test_each_option_changes_the_logits(fields: dict[str, Any]) -> None:
         ("token_type_vocab_size", 0, {"embed_token_types.weight"}),
     ],
 )
-def test_each_option_takes_its_weights_away(field: str, value: Any, names: set[str]) -> None:
+def test_each_option_removes_its_weights(field: str, value: Any, names: set[str]) -> None:
     before, after = (set(encoder(**fields).state_dict()) for fields in ({}, {field: value}))
     gone = before - after
     assert all(any(name.endswith(end) for name in gone) for end in names)
@@ -392,12 +392,14 @@ def test_segments_have_embeddings() -> None:
         (VaswaniDecoderConfig, {"pad_token_id": 60_000}, "pad_token_id=60000 lies outside the vocabulary"),
     ],
 )
-def test_impossible_configurations(config_class: Any, fields: dict[str, Any], message: str) -> None:
+def test_impossible_configurations_raise_an_error(
+    config_class: Any, fields: dict[str, Any], message: str
+) -> None:
     with pytest.raises((StrictDataclassError, ValueError), match=re.escape(message)):
         config_class(**fields)
 
 
-def test_one_checkpoint_serves_every_head(tmp_path) -> None:
+def test_a_checkpoint_can_be_loaded_with_any_head(tmp_path) -> None:
     """Pre-trained weights stay when a head is put on them, and when it is taken off."""
     encoder().save_pretrained(tmp_path / "masked")
     body = AutoModel.from_pretrained(tmp_path / "masked")

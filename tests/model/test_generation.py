@@ -30,7 +30,7 @@ def stock_cache(model: Any) -> EncoderDecoderCache:
 
 @pytest.mark.parametrize("implementation", KERNELS)
 @pytest.mark.parametrize("norm_order", ["post", "pre"])
-def test_step_by_step_equals_all_at_once(implementation: str, norm_order: str) -> None:
+def test_step_by_step_decoding_equals_one_forward_pass(implementation: str, norm_order: str) -> None:
     model, data, target = tiny_model(implementation, norm_order=norm_order), sources(), tokens(3, 6)
     expected = model(**data, decoder_input_ids=target).logits
     cache, steps = stock_cache(model), []
@@ -147,7 +147,7 @@ def decoded_rows(model: Any, **arguments: Any) -> tuple[list[list[int]], list[in
         ]
     ),
 )
-def test_finished_sources_leave_the_batch_and_nothing_changes(
+def test_removing_finished_sources_from_the_batch_changes_no_result(
     seed: int, rows: int, kernel: str, search: dict[str, Any]
 ) -> None:
     torch.manual_seed(seed)
@@ -162,7 +162,7 @@ def test_finished_sources_leave_the_batch_and_nothing_changes(
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
-def test_only_open_sources_are_computed(num_beams: int) -> None:
+def test_only_unfinished_sources_are_computed(num_beams: int) -> None:
     model, data = tiny_model(), sources(3)
     limits = torch.tensor([4, 12, 8])
     arguments = {**data, "num_beams": num_beams, "max_new_tokens": 20, "do_sample": False}
@@ -175,7 +175,7 @@ def test_only_open_sources_are_computed(num_beams: int) -> None:
 
 
 @pytest.mark.parametrize("implementation", KERNELS)
-def test_the_steps_of_beams_see_nothing_of_a_source_of_padding(implementation: str) -> None:
+def test_beams_of_a_source_of_only_padding_get_zero_attention(implementation: str) -> None:
     """Its attention is zero, in every kernel: whatever its hidden tokens are changes nothing."""
     model, data = tiny_model(implementation), sources(3)
     data["attention_mask"][1] = 0
@@ -188,7 +188,7 @@ def test_the_steps_of_beams_see_nothing_of_a_source_of_padding(implementation: s
     assert model.generate(**data, **options).sequences.tolist() == first.sequences.tolist()
 
 
-def test_searches_in_several_threads_do_not_meet() -> None:
+def test_searches_in_several_threads_are_independent() -> None:
     model = tiny_model()
     inputs = [sources(rows) for rows in (2, 5, 3, 6)]
     options = {"num_beams": 3, "max_new_tokens": 25, "do_sample": False, **END}
@@ -216,7 +216,7 @@ def test_beam_search_reports_scores_and_attentions(attentions: bool) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(97, 61), (97, 120)])
-def test_scores_of_a_target_with_its_own_vocabulary_add_up(sizes: tuple[int, int]) -> None:
+def test_with_two_vocabularies_transition_scores_sum_to_the_score(sizes: tuple[int, int]) -> None:
     model = tiny_model(vocab_size=sizes[0], decoder_vocab_size=sizes[1])
     output = model.generate(
         **sources(), num_beams=3, max_new_tokens=9, return_dict_in_generate=True, output_scores=True

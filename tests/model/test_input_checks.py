@@ -293,7 +293,7 @@ def test_torch_func_differentiates_sparse_layers(block_size: int) -> None:
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
 
 
-def test_transforms_of_torch_func_see_no_checks() -> None:
+def test_torch_func_transforms_skip_the_input_checks() -> None:
     model, given = make(VaswaniForMaskedLM), right(VaswaniForMaskedLM)
     for name in ("labels", "smoothing", "attention_mask"):  # the library reads the mask itself
         del given[name]

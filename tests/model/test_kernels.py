@@ -105,7 +105,7 @@ def test_inputs_embeds_encoder_outputs_and_logits_to_keep() -> None:
 
 
 @pytest.mark.parametrize("given", [{}, {"input_ids": 1, "inputs_embeds": 1}], ids=["neither", "both"])
-def test_one_kind_of_input_is_needed(given: dict[str, int]) -> None:
+def test_exactly_one_of_input_ids_and_inputs_embeds_is_required(given: dict[str, int]) -> None:
     model = tiny_model()
     values = {"input_ids": torch.ones(1, 2, dtype=torch.long), "inputs_embeds": torch.ones(1, 2, 32)}
     with pytest.raises(ValueError, match=r"exactly one of input_ids and inputs_embeds; got (neither|both)"):
@@ -157,7 +157,7 @@ def test_attention_weights_are_the_references_whatever_the_kernel(implementation
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_decoder_alone_gives_its_attention_weights() -> None:
+def test_a_decoder_only_model_returns_its_attention_weights() -> None:
     fields = {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 40}
     model = VaswaniForCausalLM._from_config(
         VaswaniDecoderConfig(vocab_size=61, **fields), attn_implementation="sdpa"

@@ -73,7 +73,7 @@ def arguments(folder: Path, **options: Any) -> dict[str, Any]:
     return given | {"disable_tqdm": True, "save_strategy": "no", "per_device_eval_batch_size": 3} | options
 
 
-def test_arguments_named_label_are_columns_of_labels() -> None:
+def test_only_label_columns_are_named_like_labels() -> None:
     """The library takes all others for labels, too, and evaluates without a loss where one is missing."""
     classes = [
         getattr(vaswani, name) for name in vaswani.__all__ if hasattr(getattr(vaswani, name), "forward")

@@ -99,7 +99,7 @@ def test_label_smoothing_moves_the_models_loss_and_its_gradients_agree() -> None
     )
 
 
-def test_an_adapter_in_place_of_the_projection_is_not_passed_by() -> None:
+def test_the_fused_loss_respects_a_replaced_projection() -> None:
     model, data = tiny_model(tie_word_embeddings=False), batch()
     model.lm_head = nn.Sequential(nn.Linear(32, 8), nn.Linear(8, 61))
     torch.testing.assert_close(model(**data, smoothing=0.0).loss, model(**data).loss)

@@ -65,7 +65,7 @@ def test_a_fully_padded_row_gives_no_nan(implementation: str, norm_order: str, d
 
 
 @pytest.mark.parametrize("implementation", KERNELS)
-def test_a_query_that_sees_nothing_gets_zeros(implementation: str) -> None:
+def test_a_fully_masked_query_gets_zeros(implementation: str) -> None:
     attention = tiny_model(implementation).model.encoder.layers[0].self_attn
     visible = torch.ones(2, 1, 1, 6, dtype=torch.bool)
     visible[1] = False

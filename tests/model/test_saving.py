@@ -49,7 +49,7 @@ def saved_names(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("ties", TIES)
-def test_every_tie_survives_saving(ties: str, tmp_path: Path) -> None:
+def test_tied_weights_survive_saving(ties: str, tmp_path: Path) -> None:
     model, data = tiny_model(**TIES[ties]), batch(vocab_size=53)
     expected = model(**data).logits
     assert len({id(p) for p in matrices(model)}) == EMBEDDING_MATRICES[ties]
@@ -82,7 +82,9 @@ def test_bfloat16_and_shards_survive_saving(ties: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options", [{"device_map": "cpu"}, {"device_map": "auto"}, {"dtype": torch.bfloat16}], ids=str
 )
-def test_loading_options(options: dict[str, Any], tmp_path: Path) -> None:
+def test_loading_with_device_map_or_dtype_gives_the_same_logits(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
     model, data = tiny_model(), batch()
     model.save_pretrained(tmp_path)
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, **options)
@@ -156,7 +158,7 @@ def test_fields_that_affect_the_outputs_are_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ties", TIES)
-def test_vocabularies_resize(ties: str, tmp_path: Path) -> None:
+def test_vocabularies_can_be_resized(ties: str, tmp_path: Path) -> None:
     model, data = tiny_model(**TIES[ties]), batch(vocab_size=53)
     before = model(**data).logits
     target_size = model.config.decoder_vocab_size

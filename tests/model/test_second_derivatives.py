@@ -24,6 +24,6 @@ def test_eager_attention_has_second_derivatives() -> None:
     assert (found - expected).norm() < 1e-5 * expected.norm()
 
 
-def test_the_kernels_of_attention_refuse() -> None:
+def test_attention_kernels_refuse_second_derivatives() -> None:
     with pytest.raises(RuntimeError, match="differentiate twice"):
         gradients_of_penalty("sdpa", torch.float32)

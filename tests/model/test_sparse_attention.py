@@ -120,13 +120,13 @@ def test_memory_grows_linearly(causal: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
-def test_blocks_of_64_in_float64(causal: bool) -> None:
+def test_blocks_of_64_equal_dense_attention_in_float64(causal: bool) -> None:
     assert_equal_to_dense(SparsePattern(num_heads=1, causal=causal), 4096, "right")
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("length", [1000, 4097])
-def test_blocks_of_64_in_float32(length: int, causal: bool) -> None:
+def test_blocks_of_64_equal_dense_attention_in_float32(length: int, causal: bool) -> None:
     pattern = SparsePattern(num_heads=2, causal=causal)
     inputs = states(1, 2, length, 16, torch.float32)
     upstream = torch.randn_like(inputs[0])
@@ -160,7 +160,7 @@ def test_half_precision_is_as_exact_as_dense_attention(dtype: torch.dtype) -> No
         assert (of_sparse - true).abs().max() <= 2 * (of_dense - true).abs().max()
 
 
-def test_large_scores_overflow_nowhere() -> None:
+def test_large_scores_do_not_overflow() -> None:
     pattern = SparsePattern(num_heads=1, block_size=4)
     inputs = [1e4 * tensor.detach() for tensor in states(1, 1, 50, 8, torch.float32)]
     output = sparse_attention(*inputs, pattern, torch.ones(1, 50))
@@ -300,7 +300,7 @@ FITTING = {
         ({"dropout": 1.0}, "dropout=1.0 must be at least 0 and less than 1"),
     ],
 )
-def test_inputs_that_do_not_fit(change: dict, message: str) -> None:
+def test_inputs_of_mismatched_shapes_raise_an_error(change: dict, message: str) -> None:
     assert sparse_attention(**FITTING).shape == (1, 2, 8, 4)
     with pytest.raises(ValueError, match=re.escape(message)):
         sparse_attention(**FITTING | change)

@@ -180,7 +180,7 @@ def test_training_differs_from_evaluation_only_by_dropout() -> None:
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3])
-def test_gradient_checkpointing_changes_no_bit(p: float) -> None:
+def test_gradient_checkpointing_is_bit_identical(p: float) -> None:
     model, data = tiny_model(**SPARSE, attention_dropout=p).train(), long_batch()
     gradients = []
     for checkpointing in (False, True):
@@ -269,7 +269,7 @@ def test_a_mask_for_each_query_is_refused() -> None:
         ),
     ],
 )
-def test_impossible_configurations(fields: dict, message: str) -> None:
+def test_impossible_configurations_raise_an_error(fields: dict, message: str) -> None:
     with pytest.raises(Exception, match=message):
         tiny_config(**fields)
 

@@ -45,7 +45,7 @@ def plain_row(pattern: SparsePattern, num_blocks: int, head: int, i: int) -> set
 
 @settings(deadline=None, max_examples=60)
 @given(pattern=any_pattern, length=st.integers(1, 110))
-def test_the_pattern_is_its_definition(pattern: SparsePattern, length: int) -> None:
+def test_the_pattern_equals_its_definition(pattern: SparsePattern, length: int) -> None:
     dense = pattern.to_dense(length)
     assert dense.shape == (pattern.num_heads, length, length)
     num_blocks = pattern.num_blocks(length)
@@ -74,13 +74,13 @@ PUBLISHED = [
 
 
 @pytest.mark.parametrize(("numbers", "expected"), PUBLISHED)
-def test_published_hashes(numbers: tuple[int, ...], expected: int) -> None:
+def test_hashes_equal_the_published_values(numbers: tuple[int, ...], expected: int) -> None:
     assert plain_hash(*numbers) == expected
     seed, layer, *rest = numbers
     assert block_hash(seed, layer, *map(torch.tensor, rest)).item() == expected
 
 
-def test_published_random_blocks() -> None:
+def test_random_blocks_equal_the_published_values() -> None:
     pattern = SparsePattern(num_heads=2, seed=0)
     assert pattern.key_blocks(16)[:, 8 - 2, 2 + 3 :].tolist() == [[2, 12, 14], [3, 10, 11]]
     causal = SparsePattern(num_heads=2, seed=0, causal=True)
@@ -135,7 +135,7 @@ def seen_blocks(blocks: torch.Tensor) -> list[list[list[int]]]:
     return [[[block for block in row if block >= 0] for row in of_head] for of_head in blocks.tolist()]
 
 
-def test_random_state_is_neither_used_nor_disturbed() -> None:
+def test_the_random_state_is_neither_used_nor_changed() -> None:
     pattern = SparsePattern(num_heads=2)
     torch.manual_seed(1)
     first, state = pattern.key_blocks(32), torch.get_rng_state()
@@ -165,12 +165,12 @@ def test_long_sequences_are_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> N
         ({"seed": 2**63}, "seed=9223372036854775808 must fit into 64 bits"),
     ],
 )
-def test_senseless_numbers(fields: dict[str, int], message: str) -> None:
+def test_invalid_numbers_raise_an_error(fields: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SparsePattern(**{"num_heads": 1, **fields})
 
 
-def test_too_many_blocks() -> None:
+def test_too_many_blocks_raise_an_error() -> None:
     with pytest.raises(ValueError, match="more than 1048576; raise block_size"):
         SparsePattern(num_heads=1, block_size=1).num_blocks(2**20 + 1)
     assert SparsePattern(num_heads=1, causal=True, window_blocks=2).num_blocks(129) == 3

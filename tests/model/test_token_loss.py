@@ -57,7 +57,7 @@ def test_smoothing_moves_the_loss(batch):
     assert not torch.isclose(token_loss_function(*batch, label_smoothing=0.1), plain)
 
 
-def test_labels_that_do_not_count_give_no_loss_and_no_nan():
+def test_ignored_labels_give_zero_loss_and_no_nan():
     logits = torch.randn(2, 3, 7, requires_grad=True)
     loss = token_loss_function(logits, torch.full((2, 3), -100), label_smoothing=0.1)
     loss.backward()

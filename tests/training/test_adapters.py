@@ -207,9 +207,7 @@ def test_an_adapter_that_does_not_fit_is_refused(fault: str, trained: Path, tmp_
     ],
     ids=str,
 )
-def test_an_adapter_of_tied_layers_is_refused_as_merging_would_change_them_all(
-    changed: dict[str, Any], is_tied: bool, tmp_path: Path
-) -> None:
+def test_an_adapter_of_tied_layers_is_refused(changed: dict[str, Any], is_tied: bool, tmp_path: Path) -> None:
     base, folder = save_toy_checkpoint(tmp_path / "base"), tmp_path / "adapter"
     torch.manual_seed(0)
     model = AutoModelForSeq2SeqLM.from_pretrained(base)
@@ -227,7 +225,7 @@ def test_an_adapter_of_tied_layers_is_refused_as_merging_would_change_them_all(
         torch.testing.assert_close(logits(load_checkpoint(folder, device="cpu")[0]), expected)
 
 
-def test_an_adapter_names_the_model_by_the_name_that_was_given(tmp_path: Path) -> None:
+def test_an_adapter_records_its_base_model_by_the_given_name(tmp_path: Path) -> None:
     """A model of the Hub lies in a folder of the cache, which is no use to others."""
     folder = save_toy_checkpoint(tmp_path / "snapshot")
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
@@ -264,5 +262,7 @@ def test_other_weights_of_the_same_shape_are_refused(trained: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_right_weights_may_be_rounded(dtype: str, trained: Path, tmp_path: Path) -> None:
+def test_rounded_weights_of_the_right_base_model_are_accepted(
+    dtype: str, trained: Path, tmp_path: Path
+) -> None:
     load_checkpoint(another_base(trained, tmp_path, 0.0), device="cpu", dtype=dtype)

@@ -60,7 +60,7 @@ def copied(folder: Path, place: Path) -> Path:
 
 
 @pytest.mark.parametrize(("count", "steps"), [(1, [8]), (2, [6, 8]), (4, [2, 4, 6, 8])])
-def test_the_last_checkpoints(finished, tmp_path, capsys, count, steps):
+def test_the_last_checkpoints_are_averaged(finished, tmp_path, capsys, count, steps):
     assert run(["average", str(finished), str(tmp_path / "out"), "--last", str(count)]) == 0
     chosen = [checkpoint(finished, step) for step in steps]
     assert f"the mean of {' '.join(map(str, chosen))}" in capsys.readouterr().out
@@ -99,7 +99,7 @@ def with_scores(folder: Path, scores: dict[int, float], **settings) -> Path:
     return folder
 
 
-def test_the_best_checkpoints(finished, tmp_path):
+def test_the_best_checkpoints_are_averaged(finished, tmp_path):
     losses = logged(finished, "eval_loss")
     assert len(losses) == 4
     ranked = sorted((2, 4, 6, 8), key=lambda step: losses[step // 2 - 1])
@@ -180,7 +180,7 @@ def test_an_incomplete_checkpoint_is_refused(finished, tmp_path, capsys, option,
     assert not (tmp_path / "out").exists()
 
 
-def test_options_that_contradict_each_other(finished, tmp_path, capsys):
+def test_contradictory_options_give_an_error(finished, tmp_path, capsys):
     out = tmp_path / "out"
     assert "--last=1 and --best=1 exclude" in refused(capsys, finished, out, "--last", 1, "--best", 1)
     said = refused(capsys, checkpoint(finished, 2), checkpoint(finished, 4), out, "--last", 1)
@@ -256,7 +256,7 @@ def test_the_mean_is_saved_and_evaluated(finished, dates, tmp_path):
     assert loss_on_test(evaluated) == pytest.approx(loss_on_test(folder), rel=1e-6)
 
 
-def test_one_checkpoint_is_the_last(finished, dates, tmp_path):
+def test_averaging_one_checkpoint_gives_the_last(finished, dates, tmp_path):
     folder = trained(tmp_path / "run", **dates, average_checkpoints=1)
     assert_mean_of(folder, 8)
     assert loss_on_test(folder) == loss_on_test(finished)
@@ -316,7 +316,7 @@ def test_checkpoints_outside_the_save_interval_are_not_averaged(dates, tmp_path)
     assert sorted(path.name for path in folder.glob("checkpoint-*")) == names(6, 8, 9)
 
 
-def test_checkpoints_of_epochs(dates, tmp_path):
+def test_checkpoints_of_epochs_are_averaged(dates, tmp_path):
     options = {
         **dates,
         "max_steps": -1,

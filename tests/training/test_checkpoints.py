@@ -100,7 +100,7 @@ def test_the_folder_of_a_finished_run_cannot_be_resumed(tmp_path):
         checkpoint_to_resume(tmp_path, str(tmp_path))
 
 
-def test_a_checkpoint_of_another_folder_is_not_continued_in_one_that_holds_a_run(tmp_path):
+def test_resuming_into_a_folder_that_holds_another_run_is_refused(tmp_path):
     checkpoint = make_checkpoint(tmp_path / "one", 4)
     make_checkpoint(tmp_path / "other", 4)
     with pytest.raises(UserError, match="other already holds a run"):
@@ -108,7 +108,7 @@ def test_a_checkpoint_of_another_folder_is_not_continued_in_one_that_holds_a_run
     assert checkpoint_to_resume(tmp_path / "new", str(checkpoint)) == checkpoint
 
 
-def test_nothing_to_resume_is_an_error_with_its_remedy(tmp_path):
+def test_resuming_without_a_run_raises_an_error_with_the_remedy(tmp_path):
     with pytest.raises(UserError, match="holds no run to resume; leave out --resume_from_checkpoint"):
         checkpoint_to_resume(tmp_path / "nowhere", "true")
 
@@ -136,7 +136,7 @@ def test_a_new_run_does_not_mix_with_an_earlier_one(tmp_path, name):
 
 
 @pytest.mark.parametrize("choice", [None, "false", "False"])
-def test_a_folder_with_nothing_of_ours_is_free(tmp_path, choice):
+def test_a_folder_without_a_run_can_be_used(tmp_path, choice):
     (tmp_path / "notes.txt").touch()
     assert checkpoint_to_resume(tmp_path, choice) is None
 
@@ -157,7 +157,7 @@ def finished_checkpoint(folder, step, **facts):
     return finish_checkpoint(unfinished, facts)
 
 
-def test_an_unfinished_checkpoint_has_no_name_and_a_finished_one_replaces_another(tmp_path):
+def test_an_unfinished_checkpoint_is_ignored_and_a_finished_one_replaces_another(tmp_path):
     finished = finished_checkpoint(tmp_path, 3)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
     assert fault_of(finished) is None
@@ -174,7 +174,7 @@ FILES = (
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_damage_of_any_file_at_any_place_is_found_and_the_one_before_is_used(tmp_path, caplog, name):
+def test_any_damaged_file_is_detected_and_the_previous_checkpoint_used(tmp_path, caplog, name):
     good, damaged = finished_checkpoint(tmp_path, 3), finished_checkpoint(tmp_path, 6)
     content = (damaged / name).read_bytes()
     generator = random.Random(name)
@@ -202,7 +202,7 @@ def test_a_corpus_that_changed_is_an_error(tmp_path, split):
             check_same_data(checkpoint, changed)
 
 
-def test_a_folder_that_cannot_be_written_to_is_found(tmp_path):
+def test_an_unwritable_folder_raises_an_error(tmp_path):
     check_writable(tmp_path / "new" / "run")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()

@@ -252,7 +252,7 @@ def test_invalid_options_give_a_one_line_error(options, capsys, more, message):
     assert not Path(options["output_dir"]).exists()
 
 
-def test_an_encoder_completes_nothing(toys, options, capsys):
+def test_an_encoder_cannot_be_trained_on_completions(toys, options, capsys):
     assert run_command(["finetune", *as_flags({**options, "model": toys / "encoder"})]) == 2
     assert "expected a decoder such as 'vaswani_decoder'" in capsys.readouterr().err
 

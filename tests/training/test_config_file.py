@@ -158,7 +158,7 @@ UNUSED = [
 
 
 @pytest.mark.parametrize(("config_class", "others", "flag"), UNUSED)
-def test_a_flag_that_the_others_leave_without_effect_is_refused(config_class, others, flag, write):
+def test_a_flag_without_effect_raises_an_error(config_class, others, flag, write):
     """In a file it waits for the flags that it needs."""
     name, _, value = flag.removeprefix("--").partition("=")
     with pytest.raises(UserError, match=f"^{name}=.* has no effect with .*; leave it out$"):

@@ -65,7 +65,7 @@ def uneven_labels() -> torch.Tensor:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 @pytest.mark.parametrize("rows_at_a_time", [1, 7, 1000])  # rows of both passes
-def test_the_loss_is_half_the_papers(monkeypatch, smoothing, rows_at_a_time):
+def test_the_loss_is_half_that_of_the_paper(monkeypatch, smoothing, rows_at_a_time):
     monkeypatch.setattr(projected_loss, "rows_per_chunk", lambda rows, weight: rows_at_a_time)
     labels, means = uneven_labels(), Means()
     states = torch.randn(6, 7, 8, dtype=torch.float64, requires_grad=True)
@@ -257,7 +257,7 @@ def test_a_resumed_training_ends_with_the_same_bits(tmp_path):
         make_trainer(tmp_path, **saving, consistency_weight=0.0).train(resume_from_checkpoint=True)
 
 
-def test_evaluation_passes_once(tmp_path):
+def test_evaluation_runs_one_pass(tmp_path):
     trainer = make_trainer(tmp_path, predict_with_generate=False)
     data = Seq2SeqCollator(0, 1)(list(tokenized()))
     with torch.no_grad():
@@ -268,7 +268,7 @@ def test_evaluation_passes_once(tmp_path):
     assert "consistency_kl" not in trainer.loss_means.report()[0]
 
 
-def test_tokens_count_once_and_the_arithmetic_of_both_passes(tmp_path):
+def test_tokens_count_once_and_operations_twice(tmp_path):
     reports = []
     for alpha in (0.0, ALPHA):
         meter = make_trainer(tmp_path, consistency_weight=alpha).meter
@@ -288,7 +288,7 @@ def test_any_kind_of_dropout_is_accepted(tmp_path, name):
 
 
 @pytest.mark.parametrize("of_library", [False, True])
-def test_equal_passes_are_refused(tmp_path, of_library):
+def test_a_model_without_dropout_is_refused(tmp_path, of_library):
     model = model_of(dropout=0.0)
     if of_library:
         model = MarianMTModel(MarianConfig(**{**marian().config.to_dict(), "dropout": 0.0}))

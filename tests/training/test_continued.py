@@ -71,7 +71,7 @@ def test_learned_pairs_are_translated(kind: str, pairs: Path, tmp_path: Path) ->
     assert sum(output == target for output, target in zip(outputs, TARGETS, strict=True)) >= 3
 
 
-def test_new_weights_are_drawn_by_no_one(pairs: Path, tmp_path: Path) -> None:
+def test_weights_are_loaded_and_not_initialized(pairs: Path, tmp_path: Path) -> None:
     model = save_translator("marian", tmp_path / "model")
     run = ContinuedRun(config_for(model, pairs, seed=3))
     run.check()
@@ -128,7 +128,9 @@ def test_frozen_weights_do_not_change(part: str, pairs: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["marian", "fsmt"])
-def test_a_converted_model_is_ours_and_computes_the_same(kind: str, pairs: Path, tmp_path: Path) -> None:
+def test_a_converted_model_has_type_vaswani_and_the_same_outputs(
+    kind: str, pairs: Path, tmp_path: Path
+) -> None:
     model = save_translator(kind, tmp_path / "model")
     run = ContinuedRun(config_for(model, pairs, convert=True))
     run.check()

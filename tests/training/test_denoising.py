@@ -128,7 +128,7 @@ def test_the_scores_are_those_of_the_targets(tiny):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["spans", "gaps"])
-def test_a_pretrained_model_is_fine_tuned_with_its_tokenizer_by_the_command_line(tiny, tmp_path, capfd, kind):
+def test_the_command_line_fine_tunes_a_pretrained_model_with_its_tokenizer(tiny, tmp_path, capfd, kind):
     assert command_line(["pretrain", *as_flags({**tiny, **KINDS[kind]})]) in (0, None)
     first, second = Path(tiny["output_dir"]), tmp_path / "fine"
     pairs = tmp_path / "pairs.jsonl"

@@ -64,7 +64,7 @@ def test_one_and_two_processes_make_equal_updates_and_resume_each_other(options,
 
 
 @pytest.mark.slow
-def test_two_passes_of_a_batch_count_once_in_any_number_of_processes(options, tmp_path):
+def test_consistency_loss_does_not_depend_on_the_number_of_processes(options, tmp_path):
     options |= {"dropout": 1e-9, "max_steps": 2}  # which drops nothing
     train_in_processes(options | {"consistency_weight": 5.0}, 2)
     alone = {"gradient_accumulation_steps": 2, "output_dir": tmp_path / "alone"}
@@ -78,7 +78,7 @@ def test_two_passes_of_a_batch_count_once_in_any_number_of_processes(options, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 3])
-def test_fewer_rows_than_the_processes_can_share_are_scored_once(options, tmp_path, rows):
+def test_rows_too_few_to_share_among_processes_are_scored_once(options, tmp_path, rows):
     for split in ("validation", "test"):
         lines = Path(options[f"{split}_file"]).read_text().splitlines()[-rows:]
         options[f"{split}_file"] = str(tmp_path / f"few {split}.jsonl")

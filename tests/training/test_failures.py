@@ -55,12 +55,12 @@ def test_out_of_memory_names_the_option_that_helps(error, tmp_path):
     )
 
 
-def test_memory_that_rows_fill_is_not_blamed_on_batches(tmp_path):
+def test_out_of_memory_while_reading_is_not_blamed_on_batches(tmp_path):
     message = describe_failure(caused_by(MemoryError(), "while reading"), tmp_path)
     assert message.startswith("out of memory outside of the model: ")
 
 
-def test_a_model_that_does_not_fit_is_not_blamed_on_its_batches():
+def test_a_model_too_large_for_memory_is_not_blamed_on_batches():
     with pytest.raises(UserError, match="the model does not fit into memory: lower its widths"), blame_size():
         torch.empty(2**60)
     with pytest.raises(RuntimeError, match="something else"), blame_size():
@@ -123,7 +123,7 @@ BAD_OPTIONS = {
 
 
 @pytest.mark.parametrize("case", BAD_OPTIONS)
-def test_options_that_the_libraries_cannot_use_are_errors_of_the_user(tiny_run, case):
+def test_options_refused_by_libraries_raise_a_user_error(tiny_run, case):
     options = {**tiny_run, **BAD_OPTIONS[case]}
     for name in ("validation_file", "test_file"):
         del options[name]

@@ -136,7 +136,7 @@ def remove_what_cannot_go_on(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.exhaustive(after=1)
 @pytest.mark.parametrize("kills", [6, 20])
-def test_kills_at_any_time_change_nothing(options, whole, kills):
+def test_a_run_killed_at_any_time_ends_with_the_same_weights(options, whole, kills):
     chance = random.Random(f"{os.getpid()} {time.time_ns()}")
     folder = Path(options["output_dir"])
 
@@ -174,7 +174,9 @@ def on_a_disk_of_its_own(mount: str, command: list[str], cache: Path) -> subproc
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_with_one_line_and_the_last_checkpoint(options, tmp_path, cache_of_its_own):
+def test_a_full_disk_gives_a_one_line_error_and_keeps_the_last_checkpoint(
+    options, tmp_path, cache_of_its_own
+):
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
     kept.mkdir()
@@ -211,7 +213,7 @@ def test_a_read_only_disk_gives_an_error_before_any_work(options, tmp_path, cach
 
 @pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_a_corpus_that_was_edited_is_not_trained_on(options, tmp_path, split):
+def test_resuming_with_an_edited_corpus_is_refused(options, tmp_path, split):
     corpus = tmp_path / "corpus.jsonl"
     shutil.copy(options[f"{split}_file"], corpus)
     options |= {f"{split}_file": str(corpus), "max_steps": 6}
@@ -234,7 +236,7 @@ def test_a_corpus_that_was_edited_is_not_trained_on(options, tmp_path, split):
 
 
 @pytest.mark.slow
-def test_sigterm_in_an_evaluation_saves_too(options, tmp_path):
+def test_sigterm_during_an_evaluation_saves_a_checkpoint(options, tmp_path):
     options |= {"eval_steps": 5, "save_steps": 1000}
     whole = {**options, "output_dir": str(tmp_path / "whole")}
     start(whole).join()

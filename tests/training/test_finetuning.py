@@ -136,7 +136,7 @@ def answers(learned: dict[str, Path], task: str, *texts: str, **options: object)
 
 
 @pytest.mark.slow
-def test_pipelines_answer(learned):
+def test_pipelines_use_the_fine_tuned_models(learned):
     film = ("the great film", "the awful film")
     labels = [answer["label"] for answer in answers(learned, "classification", *film)]
     assert labels == ["good", "bad"]
@@ -203,7 +203,7 @@ def test_validation_is_evaluated_where_there_is_no_test(options):
     assert json.loads((options["output_dir"] / "evaluation.json").read_text())["split"] == "validation"
 
 
-def test_without_both_a_run_trains_and_reports_nothing(options):
+def test_without_test_and_validation_a_run_trains_and_reports_nothing(options):
     del options["test_file"], options["validation_file"]
     assert run(options) == {}
     assert (options["output_dir"] / "model.safetensors").is_file()
@@ -280,7 +280,7 @@ def test_training_starts_from_pretrained_weights(toys, options):
     assert not torch.allclose(scratch, before, atol=1e-3)
 
 
-def test_a_single_update_learns(toys, options):
+def test_a_single_update_changes_the_weights(toys, options):
     embeddings = "model.encoder.embed_tokens.weight"
     run(options, max_steps=1)
     assert not torch.equal(weights(options["output_dir"])[embeddings], weights(toys / "ours")[embeddings])
@@ -372,7 +372,7 @@ def test_training_stops_early_and_keeps_the_best(options):
     assert_same_weights(options["output_dir"], Path(state["best_model_checkpoint"]))
 
 
-def test_a_run_that_was_moved_keeps_the_best_of_its_checkpoints(options, tmp_path):
+def test_a_moved_run_keeps_its_best_checkpoint(options, tmp_path):
     """The library looks for the best checkpoint where the run was before."""
     options |= {"learning_rate": 5.0, "lr_scheduler_type": "constant", "max_steps": 6, "warmup_steps": 0}
     options |= {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 2}

@@ -34,7 +34,7 @@ def on_the_way(folder: Path) -> list[float]:
 @pytest.mark.exhaustive
 @pytest.mark.script
 @pytest.mark.slow
-def test_both_search_a_rate_and_are_scored_on_the_same_rows(forking_python, tmp_path):
+def test_both_models_tune_the_learning_rate_and_share_test_rows(forking_python, tmp_path):
     command = [SCRIPT, "--quick", "--json", "--model", save_toy_encoder(tmp_path / "encoder"), "--seeds", 2]
     command += ["--data", write_toy_rows(tmp_path / "rows", "classification"), "--output", tmp_path / "runs"]
     command += ["--labels", *LABELS, "--epochs", 2, 1, "--learning-rates", *RATES, "--eval_strategy", "steps"]

@@ -293,7 +293,7 @@ def test_an_encoder_has_no_language_loss(toys, options, capsys):
     assert "this is no decoder, but a model of type 'vaswani_encoder'; leave it out" in told
 
 
-def test_a_tokenizer_without_end_is_refused(options, tmp_path, capsys):
+def test_a_tokenizer_without_an_end_token_is_refused(options, tmp_path, capsys):
     model = save_toy_decoder(tmp_path / "decoder", library=True)
     path = model / "tokenizer_config.json"
     settings = json.loads(path.read_text())
@@ -302,7 +302,7 @@ def test_a_tokenizer_without_end_is_refused(options, tmp_path, capsys):
     assert re.search(r"the tokenizer in .* has no token that ends a text; give it an eos_token", told)
 
 
-def test_an_own_pooling_is_refused(options, capsys):
+def test_classifier_pooling_is_refused_for_decoders(options, capsys):
     told = refused(options, capsys, classifier_pooling="mean")
     assert "classifier_pooling=mean is not supported by a model of type 'vaswani_decoder'" in told
 
@@ -315,7 +315,7 @@ def test_a_sharded_embedding_is_refused(options):
 
 
 @pytest.mark.slow
-def test_vaswani_predict_sees_the_same_tokens_too(toys, options, tmp_path):
+def test_vaswani_predict_uses_the_same_tokens(toys, options, tmp_path):
     run(options, model=toys / "library")
     rows, output = toys / "classification" / "test.jsonl", tmp_path / "labels.jsonl"
     places = {"model": options["output_dir"], "input": rows, "text_field": "text", "output": output}

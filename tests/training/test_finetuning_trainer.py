@@ -125,6 +125,6 @@ def test_a_lower_error_is_better(tmp_path, metric, greater):
 
 
 @pytest.mark.parametrize("smoothing", [-0.1, 1.0])
-def test_smoothing_has_its_limits(tmp_path, smoothing):
+def test_smoothing_outside_its_range_raises_an_error(tmp_path, smoothing):
     with pytest.raises(UserError, match=r"label_smoothing_factor=.* must be at least 0 and below 1"):
         LabelTrainingArguments(output_dir=str(tmp_path), label_smoothing_factor=smoothing)

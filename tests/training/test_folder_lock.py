@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("command", ["train", "distill", "pretrain", "finetune"])
-def test_a_folder_that_a_run_is_in_is_refused_before_anything_is_read(
+def test_a_folder_in_use_by_a_run_is_refused_before_reading_data(
     folder, tiny_run, monkeypatch, capsys, command
 ):
     for module in ("vaswani.training.runs.base.load_corpus", "vaswani.training.runs.pretraining.load_corpus"):
@@ -94,7 +94,7 @@ def take_turns(folder: Path, turns: int) -> None:
             time.sleep(0.0001)
 
 
-def test_never_two_at_once_though_each_deletes_its_lock_file(folder):
+def test_deleting_lock_files_never_admits_two_owners(folder):
     processes = [CONTEXT.Process(target=take_turns, args=(folder, 200)) for _ in range(3)]
     for process in processes:
         process.start()
@@ -121,7 +121,7 @@ def test_a_folder_removed_during_creation_is_created_again(folder, monkeypatch):
 
 @pytest.mark.parametrize("below", [".", "of/runs"])
 @pytest.mark.parametrize("other", [Path.touch, lambda path: path.symlink_to(path.parent / "nowhere")])
-def test_anything_but_a_folder_in_its_place_is_an_error(folder, other, below):
+def test_a_path_that_is_not_a_folder_raises_an_error(folder, other, below):
     other(folder)
     with pytest.raises(OSError), only_run_in(folder / below):  # noqa: PT011 - the system says which
         pass

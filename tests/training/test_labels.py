@@ -98,7 +98,7 @@ def test_labels_are_smoothed(kind):
     assert not torch.isclose(loss, library_loss(task, logits, labels))
 
 
-def test_targets():
+def test_each_task_converts_labels_to_targets():
     assert Classification(NAMES).target({"label": "so so"}) == 2
     assert MultiLabel(NAMES).target({"label": ["so so", "bad"]}) == [1.0, 0.0, 1.0]
     assert Regression().target({"label": 0.25}) == 0.25
@@ -107,7 +107,7 @@ def test_targets():
     assert Tagging(NAMES).target({**row, "label": ["bad", "good", "so so"]}) == [-100, 0, -100, 1, -100]
 
 
-def test_a_number_that_the_library_would_not_count_is_moved_by_its_last_bit():
+def test_a_target_equal_to_the_ignore_index_is_shifted_by_one_bit():
     target = Regression().target({"label": -100.0})
     assert target != -100
     assert target == pytest.approx(-100, abs=1e-4)

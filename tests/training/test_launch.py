@@ -81,7 +81,7 @@ def test_sigterm_saves_in_all_processes_and_the_run_can_be_resumed(options, tmp_
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_all_with_one_line(options):
+def test_ctrl_c_stops_all_processes_with_one_line(options):
     process = start_two(options | {"max_steps": 100_000, "save_steps": 10})
     process.wait_for_update(25)
     process.send_signal(signal.SIGINT)
@@ -122,7 +122,7 @@ def test_when_one_process_dies_the_others_stop_promptly_with_a_message(options, 
         ((-15, -9), 0),
     ],
 )
-def test_a_killed_process_failed_before_one_that_reports_its_loss(statuses, expected):
+def test_the_failure_of_a_killed_process_takes_precedence(statuses, expected):
     assert first_failed(statuses) == expected
 
 
@@ -224,7 +224,7 @@ def test_an_invalid_configuration_gives_one_error_before_starting_processes(opti
 
 
 @pytest.mark.parametrize("number", [0, -1])
-def test_a_number_of_processes_that_cannot_be(options, capsys, number):
+def test_an_invalid_number_of_processes_gives_an_error(options, capsys, number):
     assert run(["train", *as_flags(options), "--num_processes", str(number)]) == 2
     assert (
         capsys.readouterr().err == f"vaswani: num_processes={number} must be at least 1 and at most 1,024\n"

@@ -169,7 +169,7 @@ def test_lengths_without_room_are_refused(benchmark, monkeypatch, capsys):
 @pytest.mark.slow
 @pytest.mark.script
 @pytest.mark.process
-def test_rows_are_resumable(benchmark, args, forking_python: ForkingPython, tmp_path):
+def test_the_benchmark_can_be_resumed(benchmark, args, forking_python: ForkingPython, tmp_path):
     command = [BENCHMARKS / "long_documents.py", "--quick", "--json", "--seeds", 1, "--lengths", 256]
     command += ["--articles", args.articles, "--reviews", args.reviews, "--output", tmp_path / "out"]
     command += ["--picture", tmp_path / "long.png"]

@@ -41,7 +41,7 @@ def test_the_encoder_is_loaded_and_the_head_is_new(encoder):
             assert torch.equal(weights[name], expected[name]), name
 
 
-def test_a_seed_draws_the_head_and_new_weights(encoder):
+def test_the_seed_determines_new_weights(encoder):
     opened = open_pretrained(str(encoder), CLASSIFIER)
 
     def drawn(seed: int, load: bool) -> torch.Tensor:
@@ -106,7 +106,7 @@ def test_the_positions_of_roberta_begin_behind_its_padding(length, tmp_path):
 
 
 @pytest.mark.parametrize("make", [load_with_head, new_with_head])
-def test_the_kernel_is_chosen(encoder, make):
+def test_the_attention_implementation_can_be_chosen(encoder, make):
     opened = open_pretrained(str(encoder), CLASSIFIER)
     made = make(opened, CLASSIFIER, FIELDS, attn_implementation="eager")
     model = made if make is new_with_head else made[0]

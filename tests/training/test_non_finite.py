@@ -44,7 +44,7 @@ class PoisonedRun(TrainingRun):
         return trainer
 
 
-def test_stopping_keeps_the_model_and_the_batches_of_the_update(options):
+def test_stopping_saves_the_model_and_the_batches_of_the_update(options):
     poisoned = PoisonedRun(options, {4})
     with pytest.raises(
         RunError, match=r"not finite in update 4; its batches, and the model before it, are in"
@@ -137,7 +137,7 @@ def test_a_run_with_only_skipped_updates_raises_an_error(options):
     assert not list(Path(options["output_dir"]).glob("*.safetensors"))
 
 
-def test_a_learning_rate_that_explodes_ends_with_one_line(options, capfd):
+def test_a_diverging_learning_rate_gives_a_one_line_error(options, capfd):
     assert run(["train", *as_flags({**options, "learning_rate": 1e9, "warmup_steps": 0})]) == 1
     error = capfd.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("vaswani: the loss or its gradient is not finite in update ")

@@ -120,7 +120,7 @@ def test_a_run_leaves_a_model_that_plain_transformers_loads(tiny, kind, auto_cla
 
 
 @pytest.mark.slow
-def test_masks_are_filled_and_texts_continued(tiny):
+def test_pretrained_models_fill_masks_and_continue_texts(tiny):
     run(tiny, **OBJECTIVES["pairs"])
     filled = pipeline("fill-mask", model=tiny["output_dir"])("The <mask> sleeps.")
     assert len(filled) == 5
@@ -271,7 +271,7 @@ def test_every_model_field_reaches_the_model(tiny):
 
 
 @pytest.mark.slow
-def test_documents_of_a_text_file_may_be_parted_by_blank_lines(tiny, tmp_path, capsys):
+def test_documents_of_a_text_file_can_be_separated_by_blank_lines(tiny, tmp_path, capsys):
     path = tmp_path / "train.txt"
     path.write_text("The dog sleeps.\nThe dog sings.\n\n" * 20)
     for documents, count in (("blank_line", "20 of 20"), ("line", "40 of 60")):
@@ -351,7 +351,7 @@ def test_continued_pretraining_is_reproducible_and_resumable(tiny, models, tmp_p
 
 
 @pytest.mark.slow
-def test_a_head_that_the_model_lacks_is_new(tiny, models, capsys):
+def test_a_missing_head_is_initialized(tiny, models, capsys):
     run(going_on(tiny, "pairs", models["pairs"]) | {"next_sentence": False}, max_steps=1)
     printed = capsys.readouterr().out
     assert "new weights" not in printed
@@ -506,7 +506,7 @@ def test_invalid_options_raise_an_error_before_writing_files(tiny, kind, options
     assert not Path(tiny["output_dir"]).exists()
 
 
-def test_mistakes_end_the_command_with_one_line_and_status_2(tiny, tmp_path, capsys):
+def test_mistakes_give_one_line_and_status_2(tiny, tmp_path, capsys):
     empty = tmp_path / "empty.jsonl"
     empty.write_text('{"text": " "}\n')
     for mistake, message in [

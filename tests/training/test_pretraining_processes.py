@@ -43,7 +43,7 @@ OBJECTIVES = {
 @pytest.mark.exhaustive(after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_one_process_and_two_make_the_same_updates_and_scores(tmp_path, objective):
+def test_one_and_two_processes_give_the_same_updates_and_scores(tmp_path, objective):
     texts = write_texts(tmp_path, train=60, test=7)
     options = {**OPTIONS, **OBJECTIVES[objective], **texts}
     folders = {}

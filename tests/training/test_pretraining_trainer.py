@@ -180,12 +180,12 @@ def test_evaluation_in_parts_is_evaluation_at_once(tmp_path, monkeypatch):
         assert parts[name] == pytest.approx(whole[name], rel=1e-6)
 
 
-def test_masks_of_evaluations_are_always_the_same(tmp_path):
+def test_every_evaluation_uses_the_same_masks(tmp_path):
     trainer = make_trainer(tmp_path, "masked")
     assert trainer.evaluate()["eval_loss"] == trainer.evaluate()["eval_loss"]
 
 
-def test_intervals_hold_the_scores(tmp_path):
+def test_intervals_contain_the_scores(tmp_path):
     trainer = make_trainer(tmp_path, "pairs", learning_rate=1e-2, max_steps=20)
     trainer.train()
     scores = trainer.evaluate()
@@ -230,7 +230,7 @@ def test_the_trainer_loss_equals_the_model_loss(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_little_training_helps(tmp_path, kind):
+def test_a_short_training_reduces_the_loss(tmp_path, kind):
     trainer = make_trainer(tmp_path, kind, learning_rate=1e-2, max_steps=30)
     before = trainer.evaluate()["eval_loss"]
     trainer.train()

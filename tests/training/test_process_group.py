@@ -52,7 +52,7 @@ def test_processes_that_do_not_start_are_named(tiny_run, ranks, missing):
     assert not Path(tiny_run["output_dir"]).exists()
 
 
-def test_a_process_that_does_not_answer(tiny_run):
+def test_a_process_that_does_not_respond_gives_an_error(tiny_run):
     first, second = start([0, 1], 2, tiny_run | {"ddp_timeout": 3})
     first.join(100)
     still_there = second.is_alive()

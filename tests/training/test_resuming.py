@@ -330,7 +330,7 @@ PLATEAU = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"
         (STREAM | {"train_file": "a"}, STREAM | {"train_file": "elsewhere/a"}, None),
     ],
 )
-def test_some_may_change_under_a_condition(tmp_path, monkeypatch, before, now, reason):
+def test_some_settings_can_change_under_a_condition(tmp_path, monkeypatch, before, now, reason):
     def with_processes(settings: dict[str, Any]) -> BaseConfig:
         monkeypatch.setattr(TrainingArguments, "world_size", settings.get(NUM_PROCESSES, 1))
         return resolved("train", **{name: settings[name] for name in settings if name != NUM_PROCESSES})
@@ -519,7 +519,7 @@ def resumed(dates, tmp_path_factory) -> tuple[Path, Any]:
 
 
 @pytest.mark.slow
-def test_changes_take_effect(resumed):
+def test_changed_settings_take_effect_in_a_resumed_run(resumed):
     folder, trainer = resumed
     updates = [entry["step"] for entry in history(folder) if "grad_norm" in entry]
     assert updates == [1, 2, 3, 4, 6, 8, 9]  # 9: where it is saved and evaluated
@@ -579,7 +579,7 @@ def test_resumptions_are_recorded_in_the_saved_files(resumed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("evaluation", [{"eval_strategy": "no"}, {"eval_strategy": "steps", "eval_steps": 4}])
-def test_a_longer_run_equals_one_that_was_as_long_from_the_start(dates, tmp_path, evaluation):
+def test_a_run_extended_on_resuming_equals_a_longer_run(dates, tmp_path, evaluation):
     """Though only the first part of it evaluates after its last update, before it saves."""
     options = {**TINY_RUN, **dates, **evaluation, "dropout": 0.3, "save_steps": 3, "max_steps": 5}
     train(load_config(None, as_flags({**options, "output_dir": tmp_path / "grown"})))

@@ -39,7 +39,7 @@ def weights(folder: str | Path) -> torch.Tensor:
 
 
 @pytest.mark.slow
-def test_scores_of_the_model_before_a_resumption_are_gone(tiny_run):
+def test_resuming_deletes_the_scores_of_the_earlier_model(tiny_run):
     run(tiny_run, evaluate_test=False, max_steps=3, save_steps=3)
     folder = Path(tiny_run["output_dir"])
     assert "validation_loss" in json.loads((folder / "all_results.json").read_text())
@@ -83,7 +83,7 @@ def test_a_test_split_that_is_also_trained_on_gives_a_warning(tiny_run, tmp_path
 
 
 @pytest.mark.slow
-def test_a_run_leaves_its_curves(tiny_run, monkeypatch):
+def test_a_run_saves_its_curves(tiny_run, monkeypatch):
     monkeypatch.setattr(base_run, "save_curves", save_curves)  # which the other tests leave out
     run(tiny_run)
     assert (Path(tiny_run["output_dir"]) / "curves.png").read_bytes().startswith(b"\x89PNG")

@@ -41,7 +41,7 @@ def test_every_step_equals_the_papers_formula(d_model, warmup):
     assert rates == pytest.approx(formula, rel=1e-12)
 
 
-def test_the_first_step_is_not_lost_as_in_transformers():
+def test_unlike_in_transformers_the_first_step_has_a_positive_rate():
     theirs = learning_rates(lambda optimizer: get_inverse_sqrt_schedule(optimizer, 10), 1.0, 12)
     ours = learning_rates(lambda optimizer: inverse_sqrt_schedule(optimizer, 10), 1.0, 12)
     assert theirs[0] == 0
@@ -90,7 +90,7 @@ def test_a_warm_up_as_long_as_the_training_gives_a_warning(name, warmup, updates
     assert (told is None) if message is None else re.search(message, told)
 
 
-def test_a_training_that_would_learn_nothing_is_refused():
+def test_a_training_with_zero_learning_rate_raises_an_error():
     message = "warmup_steps=3 is .* of 1 update, whose learning rate is 0: .*; set warmup_steps=0"
     with pytest.raises(UserError, match=message):
         check_warmup(planned("linear", 3, 1), 3, 1)

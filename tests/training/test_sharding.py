@@ -115,7 +115,7 @@ def test_replicated_weights_stay_equal_under_dropout(options, tmp_path):
 
 
 @pytest.mark.slow
-def test_wide_layers_with_many_rows_are_sharded_too(options, tmp_path):
+def test_sharded_wide_layers_with_many_rows_train_as_in_one_process(options, tmp_path):
     """Products through oneDNN keep their weights for the backward pass, which FSDP2 takes away meanwhile."""
     options |= {"d_model": 64, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256, "max_tokens_per_batch": 3000}
     alone = tmp_path / "alone"
@@ -136,7 +136,7 @@ def test_wide_layers_with_many_rows_are_sharded_too(options, tmp_path):
     ],
     ids=["two sharded copies", "sharded both ways", "two copies, split"],
 )
-def test_four_processes_in_two_dimensions(options, tmp_path, train_once, way):
+def test_four_processes_in_two_dimensions_train_as_one(options, tmp_path, train_once, way):
     alone, together = train_once(options | {"gradient_accumulation_steps": 4}, 1), tmp_path / "together"
     train_in_processes(options | way | {"output_dir": str(together)}, 4)
     assert_trained_alike(alone, together)
@@ -154,7 +154,7 @@ def test_every_sharding_method_resumes_checkpoints_of_the_others(options, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_sharded_run_resumes_exactly_and_loads_its_best(options, tmp_path):
+def test_a_sharded_run_resumes_exactly_and_loads_its_best_checkpoint(options, tmp_path):
     options |= WAYS["fsdp"] | {"dropout": 0.3}
     options |= {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "max_validation_rows": 6}
     options |= {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}
@@ -168,7 +168,7 @@ def test_a_sharded_run_resumes_exactly_and_loads_its_best(options, tmp_path):
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_a_student_is_distilled_as_by_one_process(options, tmp_path, train_once):
+def test_sharded_distillation_equals_that_of_one_process(options, tmp_path, train_once):
     options |= {"teacher": str(train_once(options, 1)), "cosine_weight": 0.5, "baseline": False, "d_model": 8}
     options |= {"student": "random", "max_target_length": 16, "max_validation_rows": 2}  # few translations
     del options["test_file"], options["vocab_size"]

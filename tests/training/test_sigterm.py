@@ -69,7 +69,7 @@ def outcome(options: dict, moment: str | None = None) -> tuple[int | None, str]:
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_each_moment(tiny_run, moment):
+def test_sigterm_at_any_moment_stops_with_one_line(tiny_run, moment):
     folder = Path(tiny_run["output_dir"])
     status, log = outcome(tiny_run, moment)
     assert status == 128 + signal.SIGTERM, log
@@ -92,7 +92,7 @@ def test_each_moment(tiny_run, moment):
         assert hashlib.sha256(weights.read_bytes()).hexdigest() == sha256
 
 
-def test_without_a_last_checkpoint_the_command_for_the_scores_is_named(tiny_run):
+def test_sigterm_in_the_final_evaluation_names_the_command_for_the_scores(tiny_run):
     del tiny_run["save_steps"]
     options = tiny_run | {"save_strategy": "no"}
     status, log = outcome(options, "vaswani.training.runs.translation:TrainingRun.evaluate")

@@ -32,7 +32,9 @@ def tamper(options: dict[str, Any], name: str, content: bytes) -> None:
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
 
 
-def test_code_of_a_configuration_is_not_offered(run: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_in_a_checkpoint_configuration_is_not_run(
+    run: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint, trace = Path(run["output_dir"]) / "checkpoint-2", Path(run["output_dir"]) / "trace"
     (checkpoint / "evil.py").write_text(f"open({str(trace)!r}, 'w').close()\nclass Evil: pass\n")
     config = json.loads((checkpoint / "config.json").read_text())

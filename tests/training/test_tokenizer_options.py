@@ -57,7 +57,7 @@ def config_for(tmp_path: Path, **more: Any) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sentencepiece", "bert", "gpt2", "marian", "marian of two vocabularies"])
-def test_a_model_is_trained_with_a_tokenizer_that_is_given(kind: str, tmp_path: Path) -> None:
+def test_a_model_is_trained_with_a_given_tokenizer(kind: str, tmp_path: Path) -> None:
     name = given(kind, tmp_path / "tokenizer")
     train(config_for(tmp_path, tokenizer=name))
     source, target = load_tokenizers(tmp_path / "run")
@@ -88,7 +88,7 @@ def test_each_side_can_have_its_own_tokenizer(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "byte", "char"])
-def test_each_kind_is_trained(kind: str, tmp_path: Path) -> None:
+def test_each_kind_of_tokenizer_is_trained(kind: str, tmp_path: Path) -> None:
     train(config_for(tmp_path, tokenizer_kind=kind, vocab_size=300))
     tokenizer = load_tokenizers(tmp_path / "run")[0]
     assert tokenizer.batch_decode(tokenizer(TEXTS).input_ids, skip_special_tokens=True) == TEXTS
@@ -103,7 +103,7 @@ def test_each_kind_is_trained(kind: str, tmp_path: Path) -> None:
     ("objective", "kind", "auto_class"),
     [("masked", "bert", AutoModelForMaskedLM), ("causal", "gpt2", AutoModelForCausalLM)],
 )
-def test_a_language_model_is_trained_with_a_tokenizer_that_is_given(
+def test_a_language_model_is_trained_with_a_given_tokenizer(
     objective: str, kind: str, auto_class: Any, tmp_path: Path
 ) -> None:
     name = given(kind, tmp_path / "tokenizer")
@@ -161,7 +161,7 @@ def language_model_config(tmp_path: Path, objective: str, name: Path) -> Any:
         ),
     ],
 )
-def test_a_tokenizer_that_cannot_be_used_is_refused_before_the_corpus(
+def test_an_unusable_tokenizer_raises_an_error_before_reading_the_corpus(
     options: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=told):
@@ -180,7 +180,7 @@ def test_bpe_dropout_needs_a_tokenizer_of_merges(tmp_path: Path) -> None:
         TrainingRun(config_for(tmp_path, tokenizer=name, bpe_dropout=0.1)).check()
 
 
-def test_a_student_with_its_teachers_tokenizers_takes_no_other(tmp_path: Path) -> None:
+def test_a_student_with_its_teachers_tokenizers_accepts_no_other(tmp_path: Path) -> None:
     options = options_for(tmp_path, teacher=tmp_path, tokenizer=given("bert", tmp_path / "tokenizer"))
     with pytest.raises(UserError, match="needs vocabulary=own"):
         DistillationRun(resolved(options, DistillationConfig)).check()

@@ -82,7 +82,7 @@ def test_a_trainer_is_at_most_two_classes_below_that_of_the_library(trainer):
 
 
 @pytest.mark.slow
-def test_a_trainer_needs_no_yaml_no_command_no_run_and_no_hub():
+def test_importing_the_trainer_imports_no_yaml_cli_run_or_hub_modules():
     code = "import sys; from vaswani import Trainer; print(*(n for n in sys.modules if 'vaswani.' in n))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     needless = re.compile(r"yaml|config_file|\.cli|\.runs|hub\.(card|push|run_metadata)|sharding|publishing")
@@ -278,7 +278,7 @@ def generate_options(trainer: Trainer, monkeypatch, **given) -> dict:
     return evaluated
 
 
-def test_evaluation_decodes_as_the_paper_does(tmp_path, monkeypatch):
+def test_evaluation_decodes_with_the_settings_of_the_paper(tmp_path, monkeypatch):
     rows = tokenized(4, shortest=3, longest=9)
     options = generate_options(make_trainer(tmp_path, rows, max_tokens_per_batch=400), monkeypatch)
     assert options["num_beams"] == 4
@@ -310,7 +310,7 @@ def test_an_evaluation_takes_options_of_generate_before_the_arguments(tmp_path, 
 
 
 @pytest.mark.slow
-def test_metrics_see_every_row_and_loss_only_evaluation_decodes_nothing(tmp_path, monkeypatch):
+def test_metrics_get_every_row_and_loss_only_evaluation_does_not_generate(tmp_path, monkeypatch):
     trainer = make_trainer(tmp_path, tokenized(30))
     trainer.compute_metrics = CountingMetrics()
     assert trainer.evaluate()["eval_rows"] == 30
@@ -323,7 +323,7 @@ def test_metrics_see_every_row_and_loss_only_evaluation_decodes_nothing(tmp_path
     }
 
 
-def test_no_speed_is_reported_that_does_not_describe_these_batches(tmp_path):
+def test_misleading_speed_metrics_are_not_reported(tmp_path):
     trainer = make_trainer(tmp_path, max_steps=2)
     metrics = {**trainer.train().metrics, **trainer.evaluate()}
     assert "eval_samples_per_second" in metrics
@@ -490,7 +490,7 @@ def resume(folder: Path, **options) -> Trainer:
 
 
 @pytest.mark.slow
-def test_without_a_run_too_settings_are_compared_and_the_state_must_be_there(tmp_path, capsys):
+def test_the_trainer_compares_settings_and_requires_the_training_state(tmp_path, capsys):
     make_trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=1).train()
     with pytest.raises(UserError, match=r"cannot change learning_rate=0.2 \(it was trained with 0.1\)"):
         resume(tmp_path, learning_rate=0.2)
@@ -537,7 +537,7 @@ def test_early_stopping_keeps_its_count_when_resumed_with_another_patience(tmp_p
 # ------------------------------------------------------------------------------------- options without effect
 
 
-def test_metrics_that_would_never_be_called_are_refused(tmp_path):
+def test_metrics_without_effect_raise_an_error(tmp_path):
     given = {"model": tiny_model(), "data_collator": Seq2SeqCollator(0, 1)}
     args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, predict_with_generate=False)
     with pytest.raises(UserError, match="predict_with_generate=False generates nothing"):

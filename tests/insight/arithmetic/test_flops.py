@@ -71,7 +71,7 @@ def tokens(rows: int, length: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("lengths", [(3, 7, 5), (1, 1, 1), (2, 40, 3)])
-def test_a_forward_pass_is_counted_to_the_last_operation(shape, lengths):
+def test_operations_of_a_forward_pass_are_counted_exactly(shape, lengths):
     model, (rows, source, target) = make(**SHAPES[shape]), lengths
     inputs = {"input_ids": tokens(rows, source), "decoder_input_ids": tokens(rows, target)}
     with torch.no_grad():
@@ -80,7 +80,7 @@ def test_a_forward_pass_is_counted_to_the_last_operation(shape, lengths):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_training_step_is_counted_to_the_last_operation(shape):
+def test_operations_of_a_training_step_are_counted_exactly(shape):
     model, (rows, source, target) = make(**SHAPES[shape]), (4, 20, 9)
     inputs = {"input_ids": tokens(rows, source), "labels": tokens(rows, target)}
     found = counted(lambda: model(**inputs).loss.backward())
@@ -92,7 +92,7 @@ def test_a_training_step_is_counted_to_the_last_operation(shape):
 @pytest.mark.parametrize("with_head", [True, False])
 @pytest.mark.parametrize("fields", [{}, {"d_model": 48}, {"ffn_bias": False, "norm_order": "post"}])
 @pytest.mark.parametrize(("rows", "length"), [(3, 7), (1, 1), (2, 40)])
-def test_a_stack_alone_is_counted_to_the_last_operation(stack, with_head, fields, rows, length):
+def test_operations_of_one_stack_are_counted_exactly(stack, with_head, fields, rows, length):
     model = one_stack(stack, None if with_head else STACKS[stack][1], **fields)
     ids = tokens(rows, length)
     with torch.no_grad():
@@ -106,7 +106,7 @@ def test_a_stack_alone_is_counted_to_the_last_operation(stack, with_head, fields
 @pytest.mark.parametrize(
     "model_class", [VaswaniForSequenceClassification, VaswaniForTokenClassification, VaswaniForMaskedLM]
 )
-def test_a_training_step_of_every_head(model_class):
+def test_operations_of_a_training_step_are_counted_for_every_head(model_class):
     model, ids = one_stack("encoder", model_class), tokens(3, 9)
     of_texts = model_class is VaswaniForSequenceClassification
     labels = torch.tensor([0, 1, 0]) if of_texts else ids % 2

@@ -141,7 +141,7 @@ def test_devices_share_the_cache_and_what_layers_keep():
     assert one["weights"] > four["weights"] > one["weights"] / 4
 
 
-def test_activations_that_keep_one_tensor_or_two():
+def test_activation_functions_keep_one_or_two_tensors():
     assert [tensors_of_activation(name) for name in ("relu", "gelu", "silu")] == [1, 2, 2]
     assert tensors_of_activation("relu", drops=True) == 2
     assert tensors_of_activation("gelu", drops=True) == 2

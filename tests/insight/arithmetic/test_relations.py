@@ -101,7 +101,7 @@ def test_thirteen_billion_on_one_device_and_on_two():
     assert related(1, thirteen).transfer_seconds(512) == 0
 
 
-def test_the_relations_leave_little_out_of_the_phases():
+def test_simple_relations_approximate_the_detailed_estimate():
     """Embeddings, the head, attention and the cache are counted in phases, and not in relations."""
     for devices in (1, 4):
         found = estimate(meta_model(ANTHROPIC), Work(1, 208, 2, dtype="bfloat16", devices=devices), A100)
