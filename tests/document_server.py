@@ -129,7 +129,7 @@ def small(arguments: list[str]) -> list[str]:
         if name in ("train", "distill") and of_pairs and not {"--dataset", "--train_file"} & set(given):
             options["dataset"] = PARALLEL
             settings.pop("dataset_config", None)
-        start_anew(given, settings["output_dir"])
+        delete_earlier_output(given, settings["output_dir"])
     if "dates" in given and "--data" in given:
         options["data"] = f"{PARALLEL}/test.jsonl"
     processes = [f"--{option}=1" for option in PROCESSES if f"--{option}" in given]
@@ -150,7 +150,7 @@ def leave_out(given: list[str], option: str) -> None:
         del given[at : at + 2]
 
 
-def start_anew(given: list[str], folder: str) -> None:
+def delete_earlier_output(given: list[str], folder: str) -> None:
     """Delete what a command of another page has left where this one writes, unless it continues that run."""
     if "--output_dir" in given:
         folder = given[given.index("--output_dir") + 1]

@@ -79,12 +79,12 @@ def _waiting_copy() -> tuple[int, int]:
     pid = os.fork()
     if not pid:
         os.close(writes)
-        _run_what_comes(reads)
+        _run_received_command(reads)
     os.close(reads)
     return pid, writes
 
 
-def _run_what_comes(pipe: int) -> NoReturn:
+def _run_received_command(pipe: int) -> NoReturn:
     from vaswani.cli import main
 
     with open(pipe) as commands:

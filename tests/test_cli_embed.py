@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from said import said
+from standard_error import without_progress
 from toy_translation import toy_tokenizer
 from vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig, VaswaniForCausalLM, VaswaniForMaskedLM
 from vaswani.cli import run
@@ -88,7 +88,7 @@ def test_standard_output_holds_only_one_vector_per_line(model: Path) -> None:
     expected = Embedder.from_pretrained(model).embed([*LINES, "t\ufffdwo"])
     torch.testing.assert_close(vectors, expected, **TOLERANCE)
     counts = "4 lines; 1 empty; 1 not UTF-8 (their bad bytes were read as U+FFFD)\n"
-    assert said(done.stderr) == f"vaswani: embedded {counts}"
+    assert without_progress(done.stderr) == f"vaswani: embedded {counts}"
 
 
 @pytest.mark.parametrize(

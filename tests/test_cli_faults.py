@@ -13,13 +13,13 @@ import torch
 
 import vaswani
 from rank_processes import CONTEXT, log_of
-from tiny_runs import as_flags, cache_of_its_own, dates, tiny_run
+from tiny_runs import as_flags, datasets_cache, dates, tiny_run
 from vaswani.cli import startup
 from vaswani.files import named_configs
 
 pytestmark = pytest.mark.process
 
-__all__ = ["cache_of_its_own", "dates", "tiny_run"]
+__all__ = ["datasets_cache", "dates", "tiny_run"]
 
 MODULES = {*sys.stdlib_module_names, *packages_distributions(), "vaswani"}
 
@@ -92,14 +92,14 @@ def test_nothing_is_imported_from_the_current_folder(hostile, script, way):
 
 @pytest.mark.slow
 def test_training_processes_ignore_the_current_folder_and_end_with_their_reader(
-    hostile, script, tiny_run, cache_of_its_own
+    hostile, script, tiny_run, datasets_cache
 ):
     options = tiny_run | {"max_steps": 100_000, "save_steps": 10, "dataloader_num_workers": 1}
     command = [script, "train", *as_flags(options), "--num_processes", "2"]
     process = subprocess.Popen(
         command,
         cwd=hostile,
-        env=environment(HF_DATASETS_CACHE=cache_of_its_own, PYTHONUNBUFFERED=1),
+        env=environment(HF_DATASETS_CACHE=datasets_cache, PYTHONUNBUFFERED=1),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

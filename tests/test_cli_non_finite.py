@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import toy_prompting
-from tiny_runs import TINY_RUN, as_flags, cache_of_its_own, dates
+from tiny_runs import TINY_RUN, as_flags, datasets_cache, dates
 from toy_labels import save_toy_encoder, write_toy_rows
 from toy_prompting import numeral_rows
 from toy_translation import save_toy_checkpoint, toy_model, toy_rows, toy_tokenizer
@@ -21,7 +21,7 @@ from vaswani.cli import run
 from vaswani.errors import RunError, UserError
 from vaswani.files.json_files import finite_json, without_non_finite
 
-__all__ = ["cache_of_its_own", "dates"]  # fixtures
+__all__ = ["datasets_cache", "dates"]  # fixtures
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from transformers import BertConfig, BertForMaskedLM
 
-from said import said
+from standard_error import without_progress
 from toy_prompting import numeral_rows, numeral_task, save_toy_checkpoint, toy_model, toy_tokenizer
 from vaswani.cli import run
 from vaswani.inference.prompt.prompting import Prompter
@@ -65,7 +65,7 @@ def test_a_process_reports_the_accuracy_by_number_of_shots(model: Path, tmp_path
     done = subprocess.run(
         [*map(str, command), "--shots", "0,1,4"], capture_output=True, text=True, check=False
     )
-    assert (done.returncode, said(done.stderr)) == (0, "")
+    assert (done.returncode, without_progress(done.stderr)) == (0, "")
     prompter = Prompter(toy_model(), toy_tokenizer())
     results = [prompter.answer(numeral_task(), shots) for shots in (0, 1, 4)]
     assert done.stdout.splitlines() == list(map(str, results))

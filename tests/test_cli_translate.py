@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from transformers import BertConfig
 
-from said import said
+from standard_error import without_progress
 from toy_translation import save_toy_checkpoint, toy_model, toy_rows, toy_tokenizer
 from vaswani.cli import run
 from vaswani.files.line_files import LineWriter
@@ -68,7 +68,7 @@ def test_standard_output_holds_translations_and_nothing_else(model: Path, transl
     assert done.returncode == 0
     assert done.stdout.decode().split("\n") == [*translator(["one two three", "", "four", "t\ufffdwo"]), ""]
     counts = "4 lines; 1 empty; 1 not UTF-8 (their bad bytes were read as U+FFFD)\n"
-    assert said(done.stderr) == f"vaswani: translated {counts}"
+    assert without_progress(done.stderr) == f"vaswani: translated {counts}"
 
 
 @pytest.mark.process
@@ -76,7 +76,7 @@ def test_standard_output_holds_translations_and_nothing_else(model: Path, transl
 def test_a_warning_is_one_line(model: Path) -> None:
     done = vaswani("translate", "--model", model, "--quantization", "int8", text="one two\n")
     assert done.returncode == 0
-    first, last = said(done.stderr).splitlines()
+    first, last = without_progress(done.stderr).splitlines()
     assert first.startswith("vaswani: quantization=int8 changes nothing: no linear layer of this model has")
     assert last == "vaswani: translated 1 line"
 
@@ -375,7 +375,7 @@ def test_a_closed_output_pipe_ends_the_command_silently(model: Path) -> None:
         process.stdin.close()
         errors = process.stderr.read()
     assert process.returncode == 141  # as a shell shows SIGPIPE
-    assert said(errors) == ""
+    assert without_progress(errors) == ""
 
 
 @pytest.mark.slow
@@ -390,7 +390,7 @@ def test_a_full_disk_for_standard_output_gives_an_error(model: Path) -> None:
             check=False,
         )
     assert done.returncode == 1
-    assert said(done.stderr) == "vaswani: cannot write standard output: No space left on device\n"
+    assert without_progress(done.stderr) == "vaswani: cannot write standard output: No space left on device\n"
 
 
 @pytest.mark.process

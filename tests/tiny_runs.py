@@ -68,7 +68,7 @@ def leave_out_slow_parts() -> None:
 
 
 @pytest.fixture(autouse=True)
-def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def datasets_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Corpora are cached where the tests' other files are."""
     folder = tmp_path_factory.getbasetemp() / "datasets"
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)

@@ -153,17 +153,17 @@ def test_waiting_for_another_process_to_fill_the_cache_is_logged(
         may_end.wait(20)
         (folder / "rows").write_text("slow")
 
-    def has_been_told(record: logging.LogRecord) -> bool:
+    def release(record: logging.LogRecord) -> bool:
         may_end.set()
         return True
 
-    caplog.handler.addFilter(has_been_told)
+    caplog.handler.addFilter(release)
     with ThreadPoolExecutor(2) as pool:
         slow = pool.submit(cached_folder, "key", make_slowly)
         assert begun.wait(20)
         second = pool.submit(cached_folder, "key", lambda folder: (folder / "rows").write_text("fast"))
         assert slow.result() == second.result()
-    caplog.handler.removeFilter(has_been_told)
+    caplog.handler.removeFilter(release)
     assert (cache / "key" / "rows").read_text() == "slow"
     assert caplog.messages == [f"Waiting for another process that is writing {cache / 'key'}."]
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tiny_runs import TINY_RUN, as_flags, cache_of_its_own, tiny_run, write_dates
+from tiny_runs import TINY_RUN, as_flags, datasets_cache, tiny_run, write_dates
 from vaswani.training.config.config_file import load_config
 from vaswani.training.runs.translation import train
 
-__all__ = ["cache_of_its_own", "tiny_run"]
+__all__ = ["datasets_cache", "tiny_run"]
 
 
 @pytest.fixture(scope="session")

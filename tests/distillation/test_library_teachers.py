@@ -10,7 +10,7 @@ from transformers import (
 
 from library_tokenizers import KINDS, SOURCES, TARGETS, library_tokenizers
 from library_translators import config_of
-from tiny_runs import TINY_MODEL, as_flags, cache_of_its_own
+from tiny_runs import TINY_MODEL, as_flags, datasets_cache
 from toy_translation import save_toy_checkpoint
 from vaswani import Translator
 from vaswani.data.text_codec import TextCodec, for_languages
@@ -23,7 +23,7 @@ from vaswani.errors import UserError
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.training.config.config_file import load_config
 
-__all__ = ["cache_of_its_own", "library_tokenizers"]
+__all__ = ["datasets_cache", "library_tokenizers"]
 
 
 @pytest.fixture(params=list(KINDS))

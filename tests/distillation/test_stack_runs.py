@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AlbertConfig, AlbertForMaskedLM, LlamaConfig, LlamaForSequenceClassification
 
-from tiny_runs import as_flags, cache_of_its_own, leave_out_slow_parts
+from tiny_runs import as_flags, datasets_cache, leave_out_slow_parts
 from toy_labels import TASKS, save_toy_classifier, save_toy_encoder, toy_rows, write_jsonl, write_toy_rows
 from toy_texts import write_texts
 from vaswani.data.tokenization import load_tokenizers
@@ -31,7 +31,7 @@ from vaswani.training.runs.finetuning import LabelScores, finetune
 from vaswani.training.runs.pretraining import pretrain
 from vaswani.training.trainer.base import BaseTrainer
 
-__all__ = ["cache_of_its_own"]
+__all__ = ["datasets_cache"]
 
 pytestmark = pytest.mark.slow
 leave_out_slow_parts()

@@ -104,7 +104,7 @@ def test_no_link_is_followed(folder: Path, tmp_path: Path, lead_to: str) -> None
         outside.rmdir()
 
 
-def pid_of_the_dead() -> int:
+def dead_process_id() -> int:
     with subprocess.Popen(["true"]) as process:
         return process.pid
 
@@ -129,7 +129,7 @@ def test_a_checkpoint_is_pushed_with_its_training_state_only(
     assert copied == own.keys() - {"training_args.bin"}
     assert fault_of(copy) is None
     assert not any(SECRET in (copy / name).read_bytes() for name in copied)
-    left = copy.with_name(copy.name.replace(f"-{os.getpid()}-", f"-{pid_of_the_dead()}-"))
+    left = copy.with_name(copy.name.replace(f"-{os.getpid()}-", f"-{dead_process_id()}-"))
     copy.rename(left)  # as of a training that was killed while it pushed
     publishing._linked_copy(checkpoint, config)
     assert not left.exists()

@@ -94,7 +94,7 @@ def found_by_ours(model: Any, **arguments: Any) -> Found:
 
 
 @contextmanager
-def librarys_loop() -> Iterator[None]:
+def library_loop() -> Iterator[None]:
     """Searches by transformers' loop."""
     with (
         patch.object(search, "can_search", lambda *_: False),
@@ -104,7 +104,7 @@ def librarys_loop() -> Iterator[None]:
 
 
 def found_by_the_library(model: Any, **arguments: Any) -> Found:
-    with librarys_loop():
+    with library_loop():
         found = model.generate(**{**arguments, "output_scores": True}, return_dict_in_generate=True)
     return Found(found.sequences, found.sequences_scores, found.beam_indices)
 
@@ -257,7 +257,7 @@ def test_the_output_has_the_type_of_the_library() -> None:
     bare = model.generate(**options)
     assert isinstance(bare, torch.Tensor)
     results = [model.generate(**options, return_dict_in_generate=True, output_scores=True)]
-    with librarys_loop():
+    with library_loop():
         assert model.generate(**options).tolist() == bare.tolist()
         results.append(model.generate(**options, return_dict_in_generate=True, output_scores=True))
     actual, expected = results

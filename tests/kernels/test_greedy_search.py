@@ -20,13 +20,13 @@ from vaswani.model.compatibility import CACHE_NAME
 
 
 @contextmanager
-def librarys_loop() -> Iterator[None]:
+def library_loop() -> Iterator[None]:
     with patch.object(greedy_search, "can_search", lambda *_: False):
         yield
 
 
 @contextmanager
-def our_loop_alone() -> Iterator[None]:
+def only_our_loop() -> Iterator[None]:
     """Where transformers' loop fails: it looks whether rows are unfinished."""
     with patch.object(GenerationMixin, "_has_unfinished_sequences", side_effect=AssertionError):
         yield
@@ -36,9 +36,9 @@ def assert_same(model: Any, **options: Any) -> torch.Tensor:
     """Both loops find the same tokens; in float64, so that no tie is decided by rounding."""
     arguments: dict[str, Any] = {**ragged(), "max_new_tokens": 20, **options}
     model = model.double()
-    with our_loop_alone():
+    with only_our_loop():
         found = model.generate(**arguments)
-    with librarys_loop():
+    with library_loop():
         assert model.generate(**arguments).tolist() == found.tolist()
     return found
 
@@ -132,7 +132,7 @@ def test_a_streamer_receives_the_same_calls_as_from_the_library() -> None:
 
     calls: list[list[Any]] = []
     model, data = ending_model(), ragged(1)
-    for loop in (our_loop_alone, librarys_loop):
+    for loop in (only_our_loop, library_loop):
         streamer = Streamer()
         with loop():
             model.generate(**data, max_new_tokens=9, streamer=streamer)

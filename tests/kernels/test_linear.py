@@ -13,7 +13,7 @@ from vaswani.model.operators import Linear
 
 
 @pytest.fixture(autouse=True)
-def small_products_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_minimum_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn, "MIN_MULTIPLICATIONS", 0)
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def small_products_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_minimum_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products_native, "MIN_MULTIPLICATIONS", 0)
 
 

@@ -1,5 +1,5 @@
 """Fixtures that whole runs share."""
 
-from tiny_runs import cache_of_its_own, dates, tiny_run
+from tiny_runs import datasets_cache, dates, tiny_run
 
-__all__ = ["cache_of_its_own", "dates", "tiny_run"]
+__all__ = ["datasets_cache", "dates", "tiny_run"]

@@ -14,7 +14,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from library_tokenizers import SOURCES
 from library_translators import save_translator
-from tiny_runs import cache_of_its_own, leave_out_slow_parts
+from tiny_runs import datasets_cache, leave_out_slow_parts
 from toy_translation import save_toy_checkpoint
 from vaswani import Translator
 from vaswani.errors import UserError
@@ -23,7 +23,7 @@ from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.interop.folders import merge_folder
 from vaswani.training.runs.translation import ContinuedRun, train
 
-__all__ = ["cache_of_its_own", "pairs"]
+__all__ = ["datasets_cache", "pairs"]
 
 leave_out_slow_parts()
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForSeq2SeqLM
 from library_tokenizers import KINDS, SOURCES, TARGETS
 from library_translators import OF_ANY_TOKENIZER, save_translator
 from tiny import tiny_model
-from tiny_runs import as_flags, cache_of_its_own, leave_out_slow_parts
+from tiny_runs import as_flags, datasets_cache, leave_out_slow_parts
 from vaswani import Translator
 from vaswani.data.text_codec import TextCodec, source_prefix
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers, train_tokenizer
@@ -21,7 +21,7 @@ from vaswani.errors import UserError
 from vaswani.training.config.config_file import load_config
 from vaswani.training.runs.translation import ContinuedRun, train
 
-__all__ = ["cache_of_its_own", "pairs"]
+__all__ = ["datasets_cache", "pairs"]
 
 leave_out_slow_parts()
 

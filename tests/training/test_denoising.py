@@ -17,7 +17,7 @@ from transformers import (
     T5Tokenizer,
 )
 
-from tiny_runs import TINY_MODEL, as_flags, cache_of_its_own, leave_out_slow_parts, resolved
+from tiny_runs import TINY_MODEL, as_flags, datasets_cache, leave_out_slow_parts, resolved
 from toy_texts import write_texts
 from vaswani.cli import run as command_line
 from vaswani.data.text.denoising import DenoisingCollator
@@ -29,7 +29,7 @@ from vaswani.training.config.config_file import load_config
 from vaswani.training.config.pretraining_arguments import PretrainingConfig
 from vaswani.training.runs.pretraining import pretrain
 
-__all__ = ["cache_of_its_own"]
+__all__ = ["datasets_cache"]
 
 leave_out_slow_parts()
 

@@ -127,8 +127,8 @@ def kill_within_a_save(start_again: Callable[..., BaseProcess], folder: Path, ch
     assert list(folder.glob("unfinished-*"))
 
 
-def remove_what_cannot_go_on(folder: Path) -> None:
-    """A run that died before it wrote down what it is."""
+def remove_unresumable_run(folder: Path) -> None:
+    """Remove a run that was killed before it saved its configuration."""
     if folder.exists() and not (folder / "training_config.yaml").exists():
         shutil.rmtree(folder)
 
@@ -141,7 +141,7 @@ def test_a_run_killed_at_any_time_ends_with_the_same_weights(options, whole, kil
     folder = Path(options["output_dir"])
 
     def start_again(fault: Fault | None = None) -> BaseProcess:
-        remove_what_cannot_go_on(folder)
+        remove_unresumable_run(folder)
         return start(options, fault, resume_from_checkpoint=str(folder.exists()).lower())
 
     kinds = itertools.cycle([kill_within_a_save, kill_at_any_time, kill_around_a_save])
@@ -157,7 +157,7 @@ def test_a_run_killed_at_any_time_ends_with_the_same_weights(options, whole, kil
     assert not list(folder.glob("unfinished-*"))
 
 
-def on_a_disk_of_its_own(mount: str, command: list[str], cache: Path) -> subprocess.CompletedProcess:
+def on_separate_disk(mount: str, command: list[str], cache: Path) -> subprocess.CompletedProcess:
     """Run a command that sees a disk that nobody else does."""
     enter = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
     if shutil.which("unshare") is None or subprocess.run([*enter, mount], check=False).returncode:
@@ -174,18 +174,14 @@ def on_a_disk_of_its_own(mount: str, command: list[str], cache: Path) -> subproc
 
 
 @pytest.mark.slow
-def test_a_full_disk_gives_a_one_line_error_and_keeps_the_last_checkpoint(
-    options, tmp_path, cache_of_its_own
-):
+def test_a_full_disk_gives_a_one_line_error_and_keeps_the_last_checkpoint(options, tmp_path, datasets_cache):
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
     kept.mkdir()
     options |= {"output_dir": str(disk / "run"), "max_steps": 2000}
     command = [sys.executable, "-m", "vaswani.cli", "train", *as_flags(options)]
     keep = ["sh", "-c", f'"$@"; status=$?; cp -r {disk}/run/. {kept}; exit $status', "sh"]
-    run = on_a_disk_of_its_own(
-        f"mount -t tmpfs -o size=1500k tmpfs {disk}", [*keep, *command], cache_of_its_own
-    )
+    run = on_separate_disk(f"mount -t tmpfs -o size=1500k tmpfs {disk}", [*keep, *command], datasets_cache)
     assert run.returncode == 1, run.stderr
     assert "Traceback" not in run.stderr
     last = last_complete_checkpoint(kept)
@@ -198,13 +194,13 @@ def test_a_full_disk_gives_a_one_line_error_and_keeps_the_last_checkpoint(
 
 
 @pytest.mark.slow
-def test_a_read_only_disk_gives_an_error_before_any_work(options, tmp_path, cache_of_its_own):
+def test_a_read_only_disk_gives_an_error_before_any_work(options, tmp_path, datasets_cache):
     disk = tmp_path / "disk"
     disk.mkdir()
     command = [sys.executable, "-m", "vaswani.cli", "train"]
     command += as_flags({**options, "output_dir": str(disk / "run")})
     mount = f"mount -t tmpfs tmpfs {disk} && mount -o remount,ro {disk}"
-    run = on_a_disk_of_its_own(mount, command, cache_of_its_own)
+    run = on_separate_disk(mount, command, datasets_cache)
     assert run.returncode == 2
     assert run.stderr.strip().splitlines()[-1] == (
         f"vaswani: output_dir={disk}/run cannot be written to (Read-only file system); choose another"

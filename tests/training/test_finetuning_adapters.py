@@ -16,7 +16,7 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-from tiny_runs import as_flags, cache_of_its_own, leave_out_slow_parts
+from tiny_runs import as_flags, datasets_cache, leave_out_slow_parts
 from toy_labels import save_toy_decoder, save_toy_encoder, write_jsonl, write_toy_rows
 from toy_questions import toy_questions
 from vaswani import Classifier
@@ -29,7 +29,7 @@ from vaswani.training.runs.completion import CompletionRun
 from vaswani.training.runs.finetuning import FinetuningRun, finetune
 from vaswani.training.runs.question_answering import QuestionAnsweringRun
 
-__all__ = ["cache_of_its_own"]
+__all__ = ["datasets_cache"]
 
 leave_out_slow_parts()
 

@@ -27,7 +27,7 @@ def record(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "evaluation.json").read_text())
 
 
-def on_the_way(folder: Path) -> list[float]:
+def eval_accuracies(folder: Path) -> list[float]:
     return logged(folder, "eval_accuracy")
 
 
@@ -52,12 +52,12 @@ def test_both_models_tune_the_learning_rate_and_share_test_rows(forking_python, 
         (other,) = runs_of(tmp_path / "runs", begins, labels, seed=1)
         (chosen,) = (folder for folder in searched if folder.name.split("-")[-2] == rate)
         assert other.name.split("-")[-2] == rate
-        assert on_the_way(chosen)[-1] == max(on_the_way(folder)[-1] for folder in searched)
+        assert eval_accuracies(chosen)[-1] == max(eval_accuracies(folder)[-1] for folder in searched)
         records = [record(folder) for folder in (chosen, other)]
         assert {found["split"] for found in records} == {"test"}
         values = [found["metrics"]["accuracy"]["value"] for found in records]
         assert compared["accuracies"][begins][labels] == values
-        means = [mean(pair) for pair in zip(on_the_way(chosen), on_the_way(other), strict=True)]
+        means = [mean(pair) for pair in zip(eval_accuracies(chosen), eval_accuracies(other), strict=True)]
         assert way == ", ".join(f"{value:.1f}" for value in means)
         settings = (chosen / "training_config.yaml").read_text()
         assert f"from_scratch: {str(begins == 'from scratch').lower()}" in settings

@@ -31,12 +31,12 @@ CONFIGS = named_configs.FOLDER / "accelerate"
 
 
 def start_two(options: dict) -> LaunchedCopies:
-    """The command of `in_two` with the imports done."""
+    """The command of `two_process_command` with the imports done."""
     printed = Path(f"{options['output_dir']}-{time.monotonic_ns()}")
     return LaunchedCopies(["train", *as_flags(options)], 2, printed)
 
 
-def in_two(options: dict) -> list[str]:
+def two_process_command(options: dict) -> list[str]:
     return ["-m", "vaswani.cli", "train", *as_flags(options), "--num_processes", "2"]
 
 
@@ -149,7 +149,7 @@ def wait_for_end(pid: int) -> None:
 
 
 @pytest.mark.slow
-def test_accelerate_starts_the_same_training(options, tmp_path, cache_of_its_own):
+def test_accelerate_starts_the_same_training(options, tmp_path, datasets_cache):
     """Ours is stopped by SIGTERM on the way; the processes of both ends import all themselves."""
     ours = {**options, "output_dir": tmp_path / "ours"}
     process = start_two(ours)
@@ -161,11 +161,11 @@ def test_accelerate_starts_the_same_training(options, tmp_path, cache_of_its_own
 
     command = [*ACCELERATE, "--config_file", str(CONFIGS / "cpu_ddp.yaml"), "-m", "vaswani.cli", "train"]
     runs = {
-        "ours": in_two({**ours, "resume_from_checkpoint": "true"}),
+        "ours": two_process_command({**ours, "resume_from_checkpoint": "true"}),
         "accelerate": [*command, *as_flags({**options, "output_dir": tmp_path / "accelerate"})],
     }
     for name, arguments in runs.items():
-        process = start(arguments, cache_of_its_own)
+        process = start(arguments, datasets_cache)
         output, errors = process.communicate(timeout=120)
         assert process.returncode == 0, f"{name}: {errors}"
         assert output.count("'train_runtime'") == 1  # one process tells
@@ -174,10 +174,10 @@ def test_accelerate_starts_the_same_training(options, tmp_path, cache_of_its_own
 
 
 @pytest.mark.slow
-def test_accelerate_shards_the_model_on_request(options, cache_of_its_own):
+def test_accelerate_shards_the_model_on_request(options, datasets_cache):
     command = [*ACCELERATE, "--config_file", str(CONFIGS / "fsdp2.yaml"), "--num_processes", "2"]
     command += ["--mixed_precision", "no", "-m", "vaswani.cli", "train"]
-    process = start([*command, *as_flags(options | {"max_steps": 3})], cache_of_its_own)
+    process = start([*command, *as_flags(options | {"max_steps": 3})], datasets_cache)
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     counts = re.search(r"model: ([\d,]+) parameters \(of which this process holds ([\d,]+)\)", output)
@@ -186,7 +186,7 @@ def test_accelerate_shards_the_model_on_request(options, cache_of_its_own):
 
 
 @pytest.mark.slow
-def test_two_machines_train_together(options, cache_of_its_own):
+def test_two_machines_train_together(options, datasets_cache):
     """Both are this one: each launcher believes to be on a machine of its own."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -195,7 +195,7 @@ def test_two_machines_train_together(options, cache_of_its_own):
     command += ["--mixed_precision", "no", "--main_process_ip", "127.0.0.1", "--main_process_port", port]
     flags = as_flags(options | {"max_steps": 3, "save_steps": 3})
     machines = [
-        start([*command, "--machine_rank", rank, "-m", "vaswani.cli", "train", *flags], cache_of_its_own)
+        start([*command, "--machine_rank", rank, "-m", "vaswani.cli", "train", *flags], datasets_cache)
         for rank in "01"
     ]
     for machine in machines:
@@ -207,10 +207,10 @@ def test_two_machines_train_together(options, cache_of_its_own):
 
 
 @pytest.mark.slow
-def test_starting_one_of_two_requested_processes_gives_an_error(options, cache_of_its_own):
+def test_starting_one_of_two_requested_processes_gives_an_error(options, datasets_cache):
     command = [*ACCELERATE, "--cpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
     command += ["--dynamo_backend", "no", "-m", "vaswani.cli", "train", *as_flags(options)]
-    process = start(command, cache_of_its_own)
+    process = start(command, datasets_cache)
     _, errors = process.communicate(timeout=60)
     assert process.returncode != 0
     assert "vaswani: accelerate was asked for several processes and started one" in errors

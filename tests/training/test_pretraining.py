@@ -308,7 +308,7 @@ def models(texts, tmp_path_factory) -> dict[str, Path]:
     return folders
 
 
-def going_on(tiny: dict, kind: str, model: Path, **more) -> dict:
+def continued_options(tiny: dict, kind: str, model: Path, **more) -> dict:
     """The options of a run that goes on with a model."""
     of_objective = {
         name: OBJECTIVES[kind][name] for name in ("objective", "next_sentence") if name in OBJECTIVES[kind]
@@ -321,7 +321,7 @@ def going_on(tiny: dict, kind: str, model: Path, **more) -> dict:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", OBJECTIVES)
 def test_a_model_is_trained_further_on_longer_sequences(tiny, models, kind, capsys):
-    options = going_on(tiny, kind, models[kind], max_length=60, learning_rate=1e-9, warmup_steps=0)
+    options = continued_options(tiny, kind, models[kind], max_length=60, learning_rate=1e-9, warmup_steps=0)
     run(options)
     assert "new weights" not in capsys.readouterr().out
     torch.testing.assert_close(weights(tiny["output_dir"]), weights(models[kind]), rtol=0, atol=1e-6)
@@ -338,7 +338,7 @@ def test_a_model_is_trained_further_on_longer_sequences(tiny, models, kind, caps
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", OBJECTIVES)
 def test_continued_pretraining_is_reproducible_and_resumable(tiny, models, tmp_path, kind):
-    run(going_on(tiny, kind, models[kind], seed=11))
+    run(continued_options(tiny, kind, models[kind], seed=11))
     first = Path(tiny["output_dir"])
     saved = first / "training_config.yaml"
     pretrain(load_config(saved, ["--output_dir", str(tmp_path / "again")], PretrainingConfig))
@@ -352,14 +352,14 @@ def test_continued_pretraining_is_reproducible_and_resumable(tiny, models, tmp_p
 
 @pytest.mark.slow
 def test_a_missing_head_is_initialized(tiny, models, capsys):
-    run(going_on(tiny, "pairs", models["pairs"]) | {"next_sentence": False}, max_steps=1)
+    run(continued_options(tiny, "pairs", models["pairs"]) | {"next_sentence": False}, max_steps=1)
     printed = capsys.readouterr().out
     assert "new weights" not in printed
     assert "left out: model.pooler.dense, next_sentence\n" in printed
     base = Path(tiny["output_dir"]) / "base"
     AutoModel.from_pretrained(models["masked"]).save_pretrained(base)
     AutoTokenizer.from_pretrained(models["masked"]).save_pretrained(base)
-    run(going_on(tiny, "masked", base, output_dir=base / "on"), max_steps=1)
+    run(continued_options(tiny, "masked", base, output_dir=base / "on"), max_steps=1)
     assert "new weights: lm_head" in capsys.readouterr().out
 
 
@@ -371,13 +371,13 @@ def test_bert_can_be_pretrained_further(tiny, tmp_path):
     model = BertForPreTraining(BertConfig(vocab_size=len(vocabulary), max_position_embeddings=24, **shape))
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path / "bert")
-    run(going_on(tiny, "pairs", tmp_path / "bert"))
+    run(continued_options(tiny, "pairs", tmp_path / "bert"))
     trained = AutoModelForPreTraining.from_pretrained(tiny["output_dir"])
     assert isinstance(trained, BertForPreTraining)
     word, trained_word = (each.bert.embeddings.word_embeddings.weight for each in (model, trained))
     assert not torch.equal(word, trained_word)
     with pytest.raises(UserError, match=r"max_length=25, but .*bert has positions for 24 tokens; set"):
-        run(going_on(tiny, "pairs", tmp_path / "bert"), max_length=25)
+        run(continued_options(tiny, "pairs", tmp_path / "bert"), max_length=25)
 
 
 @pytest.mark.slow
@@ -425,7 +425,7 @@ def test_options_that_contradict_the_pretrained_model_raise_an_error(
     tiny, models, kind, model, options, message
 ):
     with pytest.raises(UserError, match=message):
-        run(going_on(tiny, kind, models.get(model, model), **options))
+        run(continued_options(tiny, kind, models.get(model, model), **options))
     assert not (Path(tiny["output_dir"]) / "model.safetensors").exists()
 
 
@@ -444,8 +444,8 @@ def test_a_decoder_with_one_token_for_begin_and_end_is_not_packed(tiny, models, 
     tokenizer.save_pretrained(tmp_path / "model")
     (tmp_path / "model" / "model_hashes.json").unlink()  # those of the tokenizer that was there before
     with pytest.raises(UserError, match="packed ones cannot be told apart; set pack=false"):
-        run(going_on(tiny, "causal", tmp_path / "model"))
-    run(going_on(tiny, "causal", tmp_path / "model", pack=False))
+        run(continued_options(tiny, "causal", tmp_path / "model"))
+    run(continued_options(tiny, "causal", tmp_path / "model", pack=False))
 
 
 def test_a_decoder_whose_tokenizer_is_not_of_bytes_is_measured_without_them(tiny, tmp_path, caplog):

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelFo
 import library_tokenizers
 from given_tokenizers import TEXTS, bert, gpt2, write_sentencepiece
 from library_tokenizers import SOURCES, TARGETS
-from tiny_runs import TINY_RUN, cache_of_its_own, leave_out_slow_parts, resolved
+from tiny_runs import TINY_RUN, datasets_cache, leave_out_slow_parts, resolved
 from vaswani import Translator
 from vaswani.data.text_codec import TextCodec
 from vaswani.data.tokenization import load_tokenizers
@@ -20,7 +20,7 @@ from vaswani.training.config.pretraining_arguments import PretrainingConfig
 from vaswani.training.runs.pretraining import pretrain
 from vaswani.training.runs.translation import TrainingRun, train
 
-__all__ = ["cache_of_its_own"]
+__all__ = ["datasets_cache"]
 
 leave_out_slow_parts()
 
