@@ -25,7 +25,7 @@ def joined(tokens: tuple[str, ...]) -> TokenTexts:
 def attention_map(
     kind: str, queries: tuple[str, ...], keys: tuple[str, ...], layers: int = 2, heads: int = 3
 ) -> AttentionMap:
-    """Random weights, in a decoder those of a causal one."""
+    """Random weights; causal ones for a decoder."""
     scores = 3 * torch.randn(layers, heads, len(queries), len(keys))
     if kind == "decoder":
         scores = scores.masked_fill(torch.ones(len(queries), len(keys)).triu(1).bool(), float("-inf"))

@@ -79,7 +79,7 @@ def without_exhaustive_cases(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def pytest_collection_finish() -> None:
-    """Each training makes a collection, which took half a second with what is imported.
+    """Keep imported objects out of garbage collections, of which each training makes one (half a second).
 
     For a few tests alone, it is not worth importing all.
     """

@@ -1,4 +1,4 @@
-"""What can become of a file that a program wrote and reads again; and a child process that reads it."""
+"""Ways to damage a file that a program wrote and reads again; and a child process that reads it."""
 
 import os
 import resource
@@ -55,7 +55,7 @@ def put_a_broken_link(path: Path) -> None:
 
 
 def put_a_pipe(path: Path) -> None:
-    """A file that a reader would wait for."""
+    """A named pipe, at which a reader would wait."""
     path.unlink()
     os.mkfifo(path)
 
@@ -78,7 +78,7 @@ def restore(path: Path, content: bytes) -> None:
 
 
 def status_of_child(work: Callable[[], int]) -> int:
-    """Do something in a copy of this process, in bounded time and memory; returns its exit status."""
+    """Run a function in a fork of this process, in bounded time and memory; return its exit status."""
     child = os.fork()
     if not child:
         status = 99

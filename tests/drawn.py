@@ -1,4 +1,4 @@
-"""What a figure shows: its legend, whether its texts fit, and the colours of its cells."""
+"""Inspect a figure: its legend, whether its texts fit, and the colours of its cells."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ def legend(figure: Figure) -> list[str]:
 
 
 def check_nothing_is_cut_off(figure: Figure) -> None:
-    """All that is drawn lies in the figure."""
+    """Check that everything drawn lies inside the figure."""
     figure.canvas.draw()
     drawn = figure.get_tightbbox()  # in inches
     width, height = figure.get_size_inches()
@@ -26,7 +26,7 @@ def check_nothing_is_cut_off(figure: Figure) -> None:
 
 
 def check_no_texts_overlap(figure: Figure) -> None:
-    """No two texts of the figure share a pixel."""
+    """Check that no two texts of the figure overlap."""
     figure.canvas.draw()
     boxes = [(text.get_text(), text.get_window_extent().shrunk(0.98, 0.9)) for text in _texts(figure)]
     for index, (text, box) in enumerate(boxes):

@@ -1,4 +1,4 @@
-"""Running a function in a copy of this process, with a limit on its memory and on its time."""
+"""Run a function in a fork of this process with limits on memory and time."""
 
 import os
 import pickle

@@ -76,7 +76,7 @@ class LoopbackHub:
         return self.files(repo_id)["README.md"].decode()
 
     def forget(self) -> None:
-        """What was pushed, asked and cut; the users stay."""
+        """Delete repositories, requests and faults, but keep the users."""
         self.repositories.clear()
         self.objects.clear()
         self.requests.clear()
@@ -84,7 +84,7 @@ class LoopbackHub:
         self.is_down = False
 
     def environment(self, cache: str, token: str | None) -> dict[str, str]:
-        """Variables for a process that shall use this Hub."""
+        """Environment variables for a process that uses this Hub."""
         variables = {"HF_ENDPOINT": self.url, "HF_HOME": cache, "HF_HUB_DISABLE_XET": "1"}
         variables |= {"HF_HUB_DISABLE_TELEMETRY": "1", "no_proxy": "127.0.0.1"}
         return variables | ({} if token is None else {"HF_TOKEN": token})

@@ -1,4 +1,4 @@
-"""The comparisons run, compare like with like, and end with the JSON that they promise."""
+"""The benchmarks run, compare equal settings, and end with their JSON."""
 
 import argparse
 import dataclasses

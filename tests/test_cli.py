@@ -24,7 +24,7 @@ def outcome(arguments: list[str], capsys) -> tuple[int, str, str]:
 
 @pytest.fixture
 def command():
-    """Register a command `fail` that raises what it is told to; the real ones stay."""
+    """Register a command `fail` that raises a given error, beside the real commands."""
     before = list(app.registered_commands)
 
     def register(error: BaseException):

@@ -64,7 +64,7 @@ def text(tmp_path: Path) -> Path:
 
 
 def embed(capfd, *arguments: str | Path) -> tuple[int, str, str]:
-    """Exit status, output and errors of the command in this process, which spares starting one."""
+    """Exit status, output and errors of the command, run in this process."""
     status = run(["embed", *map(str, arguments)])
     captured = capfd.readouterr()
     return status, captured.out, captured.err

@@ -1,4 +1,4 @@
-"""`vaswani estimate` as a user runs it: every option, every shipped configuration, and what is refused."""
+"""`vaswani estimate` as a user runs it: every option, every included configuration, and errors."""
 
 import json
 from collections.abc import Callable

@@ -481,7 +481,7 @@ def test_long_sources_are_evaluated_as_in_the_training(tmp_path: Path, capfd) ->
 
 
 def test_outputs_are_as_long_as_in_the_training(tmp_path: Path, capfd) -> None:
-    """A model that has hardly learned to end writes as much as it may."""
+    """A model that has hardly learned to end writes up to the maximum length."""
     table = write_jsonl(
         tmp_path / "rows.jsonl",
         [{"source": source, "target": target} for source, target in toy_pairs(8, seed=0)],

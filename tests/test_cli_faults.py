@@ -1,4 +1,4 @@
-"""The command where it starts badly: in a hostile or a deleted folder, interrupted, without a reader."""
+"""The command in adverse conditions: a hostile or deleted folder, interrupted, without a reader."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ def script(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
-    """A folder with a file in the name of every module; which was imported is in `ran`."""
+    """A folder with a file named like each module; `ran` lists those that were imported."""
     folder = tmp_path / "hostile"
     folder.mkdir()
     for name in filter(str.isidentifier, MODULES):

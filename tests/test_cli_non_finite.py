@@ -1,4 +1,4 @@
-"""A model that is not made of numbers: every command that loads one says so and ends."""
+"""Models with non-finite weights: every command that loads one gives an error."""
 
 import json
 import math

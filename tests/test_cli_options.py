@@ -1,4 +1,4 @@
-"""Every option of every command, with awkward values: refused in one line before any work, or taken.
+"""Every option of every command with awkward values: a one-line error before any work, or accepted.
 
 The cases are made from the commands themselves.
 """
@@ -66,7 +66,7 @@ def required(words: tuple[str, ...], without: Any) -> list[str]:
 
 @pytest.fixture
 def call(monkeypatch, capfd):
-    """The exit status of a command and what it says; `TAKEN` once it would begin to work."""
+    """The exit status and output of a command; `TAKEN` once it would start to work."""
     monkeypatch.setattr(Command, "invoke", lambda self, context: TAKEN)
     monkeypatch.setattr(command_line, "app", BUILT)
 

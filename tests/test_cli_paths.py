@@ -1,4 +1,4 @@
-"""Every path that a command is given, in the place of which something else stands: one line that names it.
+"""Every path argument of a command, replaced by an awkward one: a one-line error that names it.
 
 The cases are made from valid commands: each of their paths is replaced by each awkward one.
 """

@@ -1,4 +1,4 @@
-"""`vaswani plot`: every option moves what is plotted, and what cannot be plotted is said."""
+"""`vaswani plot`: every option changes the plot, and invalid plots give an error."""
 
 import json
 from pathlib import Path

@@ -53,7 +53,7 @@ def line_by_line(model: Path) -> Iterator[subprocess.Popen]:
 
 
 def in_process(capfd, *arguments: str | Path) -> tuple[int, str, str]:
-    """Exit status, output and errors of a command in this process, which spares starting one."""
+    """Exit status, output and errors of a command, run in this process."""
     status = run(list(map(str, arguments)))
     captured = capfd.readouterr()
     return status, captured.out, captured.err

@@ -1,4 +1,4 @@
-"""The comparison of two checkouts finds no difference where there is none, and finds those that there are."""
+"""The comparison of two checkouts finds all differences and no others."""
 
 import importlib
 import json

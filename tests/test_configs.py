@@ -1,4 +1,4 @@
-"""The configurations that ship with the package have names, resolve, and do what they say."""
+"""The configurations included in the package have names, resolve, and match their descriptions."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""What README and docs/ say is so: every command and every Python block runs, every link leads somewhere."""
+"""README and docs/ are correct: every command and every Python block runs, every link resolves."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The examples run as they are, offline, and do what they say."""
+"""The examples run unchanged, offline, and give the documented results."""
 
 import re
 from collections.abc import Callable

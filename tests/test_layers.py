@@ -85,13 +85,13 @@ def test_no_module_imports_from_above(layer: str) -> None:
 
 
 def test_shared_modules_import_no_layer() -> None:
-    """`files/`, `errors.py`, `bounds.py` and their like; the package itself is the door to everything."""
+    """Such as `files/`, `errors.py` and `bounds.py`; the package itself imports everything."""
     names = [name for name in PATHS if name and layer_of(name) not in LAYERS]
     assert {(name, used) for name in names for used in IMPORTS[name] if layer_of(used) in LAYERS} == set()
 
 
 def test_model_imports_only_its_siblings() -> None:
-    """What travels to the Hub is loaded without this package: one folder, no subfolders, relative imports."""
+    """The code on the Hub is loaded without this package: one folder, no subfolders, relative imports."""
     for name in (name for name in PATHS if layer_of(name) == "model"):
         assert {layer_of(used) for used in IMPORTS[name]} <= {"model"}, name
         for node in walk(ast.parse(PATHS[name].read_text())):

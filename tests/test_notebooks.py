@@ -1,4 +1,4 @@
-"""The notebooks of the course run, at a small size; what is committed is the output of what is committed."""
+"""The notebooks of the course run at a small size, and their committed outputs match their code."""
 
 import ast
 import re
@@ -128,7 +128,7 @@ def shown(notebook: Any) -> list[dict[str, str]]:
 
 
 def problems_of_outputs(notebook: Any) -> list[str]:
-    """Outputs that are errors or say what concerns nobody else."""
+    """Outputs that are errors or contain private information."""
     outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
     texts = [output.get("text", "") for output in outputs]
     texts += [data.get(kind, "") for data in shown(notebook) for kind in ("text/plain", "text/html")]

@@ -165,7 +165,7 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture
 def closed(place: Path) -> Iterator[None]:
-    """What is called closed cannot be read or written, by root neither."""
+    """Files named `closed` cannot be read or written, even by root."""
     paths = list(place.glob("closed*"))
     for path in paths:
         path.chmod(0)

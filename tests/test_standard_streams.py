@@ -1,4 +1,4 @@
-"""Commands whose standard streams are closed, full or read by nobody: files are whole all the same.
+"""Commands whose standard streams are closed, full or unread still write complete files.
 
 All commands run in one process for each state of the streams, which are put anew before each command.
 """

@@ -1,4 +1,4 @@
-"""No torch for help, nor for what can be refused before slow imports."""
+"""Help and early errors do not import torch."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The help of the commands that train ships as text; it is what their dataclasses say."""
+"""The help of the training commands is included as text and matches their dataclasses."""
 
 import json
 

@@ -29,7 +29,7 @@ def tiny_config(**fields: Any) -> VaswaniConfig:
 
 
 def tiny_model(implementation: str = "sdpa", **fields: Any) -> VaswaniForConditionalGeneration:
-    """A model in evaluation mode whose biases and norms are random too, so that a lost one shows."""
+    """A model in evaluation mode with random biases and norms too, so that a missing one is noticed."""
     model = VaswaniForConditionalGeneration._from_config(
         tiny_config(**fields), attn_implementation=implementation
     )
@@ -41,7 +41,7 @@ def tiny_model(implementation: str = "sdpa", **fields: Any) -> VaswaniForConditi
 
 
 def assert_sdpa_equals_eager(model: VaswaniForConditionalGeneration, data: dict[str, torch.Tensor]) -> None:
-    """In outputs and gradients."""
+    """Check that outputs and gradients of both implementations are equal."""
     results = {}
     for implementation in ("eager", "sdpa"):
         model.set_attn_implementation(implementation)

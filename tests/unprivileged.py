@@ -1,4 +1,4 @@
-"""Root reads and writes every file, whatever its mode; a test can give that up for a while."""
+"""Root can access every file; a test can drop that privilege temporarily."""
 
 import ctypes
 from collections.abc import Iterator

@@ -78,7 +78,7 @@ class WatchedPages:
         return page
 
     def check_accessibility(self, page: Page) -> None:
-        """Fail if axe finds something serious or critical on the page, once nothing on it is faded."""
+        """Fail if axe finds a serious or critical problem on the page, once all fades have ended."""
         page.wait_for_function("!document.querySelector('.pending')")  # Gradio's, until an output is complete
         page.wait_for_function(_NOTHING_FADES)
         found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]

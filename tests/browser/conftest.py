@@ -1,4 +1,4 @@
-"""All tests in here drive a real browser; they skip, saying so, where no Chromium is installed."""
+"""Tests in this folder drive a real browser; without Chromium, they skip with a message."""
 
 from collections.abc import Iterator
 from pathlib import Path

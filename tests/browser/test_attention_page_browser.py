@@ -1,4 +1,4 @@
-"""The attention page in a browser: what it shows of a token equals the tensors, by mouse, keys and touch."""
+"""The attention page in a browser: the weights that it shows equal the tensors, by mouse, keys and touch."""
 
 import time
 from itertools import product

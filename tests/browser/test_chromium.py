@@ -8,7 +8,7 @@ from chromium import WatchedPages, find_chromium
 
 @pytest.fixture
 def watched(pages: WatchedPages):
-    """The same, with the problems that a test expects forgotten."""
+    """`pages`, without failing because of the problems that a test expects."""
     yield pages
     pages.problems.clear()
 

@@ -34,7 +34,7 @@ def models() -> dict[str, Translator]:
 def addresses(
     models: dict[str, Translator], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, str]]:
-    """Of pages with a model, with two, and with other kinds of models."""
+    """Addresses of pages with one model, with two, and with other kinds of models."""
     folder = tmp_path_factory.mktemp("models")
     of_kinds = {
         "masked": open_model(save_toy_encoder(folder / "masked"), device="cpu"),

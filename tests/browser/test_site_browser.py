@@ -1,4 +1,4 @@
-"""The documentation as a site, in a browser: from a folder or a server; its search, colours and reach."""
+"""The documentation site in a browser: from a folder or a server; search, colours and navigation."""
 
 import threading
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Token ids, batches within a budget, and the same batches again after an interruption."""
+"""Token ids, batches within a token budget, and resuming with the same batches."""
 
 import copy
 import gc
@@ -604,7 +604,7 @@ class TestStream:
 
 
 class Recorder(torch.nn.Module):
-    """A model that learns one number and remembers which rows it was shown."""
+    """A model that learns one number and records the rows that it received."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Words are split anew as the paper's algorithm does; the text itself, and everything else, stays."""
+"""BPE dropout splits words as the paper's algorithm does and leaves the text unchanged."""
 
 import collections
 import itertools
@@ -62,7 +62,7 @@ def test_splits_have_the_papers_frequencies():
 
 
 def of_the_library(kind: str) -> PreTrainedTokenizerFast:
-    """Byte pairs that tell words apart by a mark before them, or by one behind or within them."""
+    """BPE tokenizers that mark the beginnings of words, their ends, or the tokens inside them."""
     option = {"suffix": {"end_of_word_suffix": "</w>"}, "prefix": {"continuing_subword_prefix": "##"}}.get(
         kind, {}
     )

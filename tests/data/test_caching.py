@@ -1,4 +1,4 @@
-"""What the cache holds is read as it was written, whatever becomes of its files; else it is made again."""
+"""Cached data is read exactly as written; damaged entries are detected and rebuilt."""
 
 import errno
 import logging
@@ -200,7 +200,7 @@ def test_a_full_disk_raises_an_error_with_the_folder_and_the_remedy(
 
 @pytest.fixture
 def open_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A cache's folder that other users reach."""
+    """A cache folder that other users can access."""
     if os.geteuid() != 0:
         pytest.skip("ONLY ROOT can be another user")
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""A column of integers that is read at once is the column of `datasets`, whichever rows were chosen."""
+"""A column of integers read as an array equals that of `datasets`, for any selection of rows."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Prompts with completions, and chats, as token ids: what is learned, what is cut, what is counted."""
+"""Token ids of prompts with completions and of chats: labels, truncation and row counts."""
 
 import json
 

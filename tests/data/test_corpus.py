@@ -1,4 +1,4 @@
-"""Every way to name a corpus, what is kept and counted of it, and what a mistake is answered with."""
+"""Every way to specify a corpus, its row counts, and the errors for mistakes."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Choices that are spread over all there is."""
+"""Choices that are spread evenly over a range."""
 
 from itertools import pairwise
 

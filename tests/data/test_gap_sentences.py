@@ -1,4 +1,4 @@
-"""Gap sentences: which are removed, against a slow reference, and what source and target say."""
+"""Gap sentences: which are removed, compared with a slow reference, and the resulting source and target."""
 
 import numpy as np
 import pytest

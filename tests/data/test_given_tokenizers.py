@@ -1,4 +1,4 @@
-"""Tokenizers of others: SentencePiece models, and those of the library made ready for pairs of texts."""
+"""Given tokenizers: SentencePiece models, and library tokenizers prepared for pairs of texts."""
 
 import shutil
 import unicodedata

@@ -1,4 +1,4 @@
-"""What cells say, and what is refused."""
+"""Labels and texts parsed from cells, and the errors for invalid ones."""
 
 import math
 

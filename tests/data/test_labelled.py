@@ -1,4 +1,4 @@
-"""Labelled rows from every place and format, each accounted for; and what cannot be read."""
+"""Labelled rows of every source and format, with row counts; and errors for unreadable data."""
 
 import gzip
 import json
@@ -88,7 +88,7 @@ def test_classes_of_a_saved_data_set_have_their_names(tmp_path):
 
 
 def test_categorical_and_nested_columns_of_parquet_are_read(tmp_path):
-    """As pandas writes them, beside a column that is no concern of ours; and a name with a dot in it."""
+    """Columns as pandas writes them, with an unused column and a name that contains a dot."""
     kinds = pa.DictionaryArray.from_arrays(pa.array([1, 0]), pa.array(["neg", "pos"]))
     nested = pa.array([{"text": "so good"}, {"text": "bad"}])
     columns = {"a.b": kinds, "row": nested, "more": pa.array([b"", b""])}

@@ -83,7 +83,7 @@ def test_a_limit_that_leaves_only_special_tokens_is_refused(pairs):
 
 
 def test_words_are_split_as_in_a_text_and_know_where_they_begin():
-    """A word that the vocabulary does not hold has several tokens, the first of which counts."""
+    """A word outside the vocabulary has several tokens; the first one counts."""
     words = ["the", "unbelievable", "film"]
     tokens, _ = tokenize([{"text": words, "label": [0, 1, 2]}], target=lambda row: row["word_starts"])
     tokenizer = toy_tokenizer()
@@ -99,7 +99,7 @@ def test_words_are_split_as_in_a_text_and_know_where_they_begin():
 
 @pytest.mark.parametrize("kind", ["gpt2", "bytes"])
 def test_words_keep_the_leading_space_of_byte_level_tokens(kind):
-    """Of tokenizers that put no space in front of a word by themselves."""
+    """For tokenizers that do not add a space before a word."""
     tokenizer = byte_tokenizer(purpose="masked")
     if kind == "gpt2":
         backend = train_tokenizer(["the film was"] * 4, 300).backend_tokenizer
@@ -121,7 +121,7 @@ def test_truncated_words_have_no_position():
 
 
 def word_tokenizer(unk_token: str | None) -> PreTrainedTokenizerFast:
-    """Of words, whose normalizer takes joiners away."""
+    """A tokenizer of whole words, whose normalizer removes joiners."""
     backend = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, "b": 2}, unk_token="[UNK]"))
     backend.normalizer = normalizers.Replace("\u200d", "")
     backend.pre_tokenizer = pre_tokenizers.Whitespace()

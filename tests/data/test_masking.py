@@ -1,4 +1,4 @@
-"""Masking: how many tokens, what becomes of them, which never, and that it can be repeated."""
+"""Masking: the share of tokens, their replacements, tokens never masked, and reproducibility."""
 
 import multiprocessing
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ MASK, SPECIAL = TOKENIZER.mask_token_id, TOKENIZER.all_special_ids
 
 @dataclass
 class Texts:
-    """The little of a data set that is needed."""
+    """A minimal data set."""
 
     rows: list
 
@@ -43,7 +43,7 @@ def sequences(recipe):
 
 
 def masked(rows: list[dict], epochs: int = 1, **options) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens, what the model sees and labels of all rows in all epochs, one behind the other."""
+    """Tokens, model inputs and labels of all rows in all epochs, concatenated."""
     collator = MaskingCollator(TOKENIZER, **options)
     found = []
     for epoch in range(epochs):

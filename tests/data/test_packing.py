@@ -1,4 +1,4 @@
-"""Packed documents: labels and positions, and that a model sees each as if it were alone."""
+"""Packed documents: labels, positions, and the same model outputs as for each document alone."""
 
 import itertools
 

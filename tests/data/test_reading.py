@@ -1,4 +1,4 @@
-"""What each file format gives, on clean files and on awkward ones."""
+"""Rows read from each file format, from clean and from damaged files."""
 
 import csv
 import gzip

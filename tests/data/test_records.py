@@ -1,4 +1,4 @@
-"""Whole rows of tables with their places, and what makes a row unreadable."""
+"""Rows of tables with their positions, and errors for unreadable rows."""
 
 from pathlib import Path
 

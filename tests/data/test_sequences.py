@@ -1,4 +1,4 @@
-"""Sequences made of documents: nothing lost, cut where it should be, pairs labelled as they are."""
+"""Sequences made of documents: no token lost, cut between sentences, pairs labelled correctly."""
 
 import itertools
 import random
@@ -182,7 +182,7 @@ LETTERS = str.maketrans("0123456789", "abcdefghij")
 
 
 def counting(documents: int) -> list[str]:
-    """Texts whose words count up, each text in a thousand of its own, in sentences of one to nine words."""
+    """Texts of consecutive numbers, each text from its own thousand, in sentences of one to nine words."""
     generator = random.Random(0)
     texts = []
     for document in range(documents):
@@ -248,7 +248,7 @@ def test_pairs_are_drawn_from_the_seed():
     "recipe", [PackedBlocks(8), DocumentParts(8), SlidingParts(8, 3), SentenceSequences(8), SegmentPairs(8)]
 )
 def test_no_sequence_is_made_of_a_document_without_tokens(recipe):
-    """Special tokens alone teach nothing."""
+    """A sequence of only special tokens has nothing to learn."""
     purpose = "causal" if isinstance(recipe, PackedBlocks | DocumentParts | SlidingParts) else "masked"
     tokenizer = train_tokenizer(TEXTS, 320, purpose=purpose)
     tokenizer.backend_tokenizer.normalizer = normalizers.Replace("~", "")

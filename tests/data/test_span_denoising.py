@@ -1,4 +1,4 @@
-"""Span denoising: which spans, what source and target say, and that both together are the text."""
+"""Span denoising: the choice of spans, source and target, and that both together restore the text."""
 
 from collections import Counter
 from functools import partial

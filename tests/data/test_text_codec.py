@@ -1,4 +1,4 @@
-"""What a `TextCodec` makes of texts is what the tokenizer itself makes of them, whoever else calls it."""
+"""A `TextCodec` gives the tokens of its tokenizer, also when other threads use it."""
 
 import json
 import pickle
@@ -55,7 +55,7 @@ def test_a_limit_that_leaves_only_special_tokens_is_refused(most: int) -> None:
 
 
 def panicking(**parts: Any) -> Tokenizer:
-    """A tokenizer whose files were edited: parts of it refer to what is not there."""
+    """A tokenizer with edited files that refer to missing parts."""
     content = json.loads(Tokenizer(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>")).to_str())
     return Tokenizer.from_str(json.dumps({**content, **parts}))
 

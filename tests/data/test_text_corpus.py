@@ -1,4 +1,4 @@
-"""Corpora of plain texts: every format, every way to tell documents apart, what is counted and refused."""
+"""Corpora of plain texts: every format, every way to separate documents, row counts and errors."""
 
 import gzip
 import json

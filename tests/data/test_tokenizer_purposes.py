@@ -1,4 +1,4 @@
-"""Tokenizers of language models: what stands around a text, masks, pairs, bytes, and how long tokens are."""
+"""Tokenizers of language models: special tokens, masks, pairs of texts, and the bytes of tokens."""
 
 from functools import cache
 

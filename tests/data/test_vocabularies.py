@@ -19,7 +19,7 @@ OPTIONS: dict[str, Any] = {"kind": "bpe", "vocab_size": 300}
 
 @pytest.fixture
 def trainings(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The options of each vocabulary that is really trained."""
+    """The options of each vocabulary that is trained and not read from the cache."""
     seen: list[dict[str, Any]] = []
 
     def counted(texts: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Windows of texts: every answer is found again, whatever the text, the tokenizer and the lengths."""
+"""Windows of texts: every answer is found for any text, tokenizer and lengths."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""The page behind its server: several users at once, one or two models, and what embeds it."""
+"""The page with its server: several users at once, one or two models, and embedding in another page."""
 
 import json
 from collections.abc import Iterator

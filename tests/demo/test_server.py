@@ -1,4 +1,4 @@
-"""`vaswani demo` as a user runs it: on this machine alone, until a signal, with one line for an error."""
+"""`vaswani demo` as a user runs it: only on this machine, until a signal, with one-line errors."""
 
 import os
 import signal
@@ -116,7 +116,7 @@ def test_ctrl_c_stops_the_server_but_not_its_process() -> None:
 
 
 def refused(capfd: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """What a demo says that does not begin."""
+    """The error of a demo that does not start."""
     status = run(["demo", *map(str, arguments)])
     captured = capfd.readouterr()
     assert (status, captured.out) == (2, "")

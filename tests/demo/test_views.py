@@ -1,4 +1,4 @@
-"""What the page shows of each kind of model, without a page: the same as the classes that it shows."""
+"""The views of each kind of model, without a page: they show the results of the model's class."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor

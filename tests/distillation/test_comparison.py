@@ -1,4 +1,4 @@
-"""What moves the results of a comparison, and what it refuses."""
+"""What changes the results of a comparison, and its errors."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,7 +31,7 @@ ROWS = [{"source": source, "target": target} for source, target in toy_rows(40, 
 
 @pytest.fixture(scope="module", autouse=True)
 def little_timing() -> Iterator[None]:
-    """Tests of times bring their own."""
+    """Shorten the timing; tests of times set their own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "ROUNDS", 1)
         patch.setattr(module, "SPEED_ROWS", 2)
@@ -39,7 +39,7 @@ def little_timing() -> Iterator[None]:
 
 
 def translator_of(damage: float = 0.0, fields: dict[str, Any] | None = None, **options: Any) -> Translator:
-    """The toy model, or one whose weights were shaken."""
+    """The toy model, or one with noise added to its weights."""
     model = toy_model(**(fields or {}))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -202,7 +202,7 @@ def test_pickled_weights_count_where_there_are_no_others(tmp_path: Path) -> None
 
 
 class FakeTranslator:
-    """Takes as many seconds of a clock that stands still otherwise as it is told to."""
+    """Advances a fake clock by the given numbers of seconds."""
 
     def __init__(self, name: str, durations: list[float], clock: SimpleNamespace):
         self.name, self.durations, self.clock = name, iter(durations), clock

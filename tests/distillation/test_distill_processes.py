@@ -1,4 +1,4 @@
-"""Real processes: killed while the teacher or the student is at work, and two that share the work."""
+"""Real processes: killed while the teacher or the student runs, and two that share the work."""
 
 import time
 from pathlib import Path
@@ -24,7 +24,7 @@ def options(tiny_run, teacher) -> dict:
 
 
 def kill_when(sign: Path, options: dict) -> None:
-    """Begin a distillation and kill it as soon as a file or folder is there."""
+    """Start a distillation and kill it as soon as a file or folder exists."""
     (process,) = start_processes(options, 1, "distill")
     while not sign.exists():
         assert process.exitcode is None, log_of(options["output_dir"], 0).read_text()

@@ -1,4 +1,4 @@
-"""Whole distillations of seconds: what they write, each option moves the student, and what cannot work."""
+"""Complete distillations of seconds: their files, the effect of each option on the student, and errors."""
 
 import json
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def run(options: dict, **more) -> Comparison | None:
 
 
 def student_of(options: dict, name: str, **more) -> torch.Tensor:
-    """Weights of the student of a run in a folder of its own, without test rows to report on."""
+    """Weights of the student of a run in a separate folder, without test rows."""
     options = {**options, **more, "output_dir": f"{options['output_dir']}-{name}"}
     options.pop("test_file", None)
     options.pop("validation_file", None)
@@ -107,7 +107,7 @@ def test_student_and_baseline_are_the_means_of_their_checkpoints(options):
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["one two three", "eins zwei drei"])
 def test_a_student_shares_embeddings_if_its_teacher_has_one_vocabulary(options, teacher, words):
-    """By what the tokens are: source and target have as many in either case."""
+    """The tokens decide: source and target vocabularies have the same size in both cases."""
     source, target = (train_tokenizer([text] * 4, 262) for text in ("one two three", words))
     config = resolved(options, DistillationConfig)
     distillation = DistillationRun(config)

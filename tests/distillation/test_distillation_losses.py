@@ -1,4 +1,4 @@
-"""Each loss against its definition, token by token, and against other people's where there are any."""
+"""Each loss compared with its definition, token by token, and with other implementations where they exist."""
 
 import itertools
 

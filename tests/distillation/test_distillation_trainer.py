@@ -1,4 +1,4 @@
-"""The trainer of students: what the loss is made of, normalisation, checkpoints, and what does not fit."""
+"""The trainer of students: the terms of the loss, normalisation, checkpoints, and errors."""
 
 import copy
 import itertools
@@ -52,7 +52,7 @@ def vaswani_model(
 
 
 def teacher_model(**fields) -> VaswaniForConditionalGeneration:
-    """A deeper model that has its own opinions, and dropout that must be off."""
+    """A deeper model with other outputs, and dropout that must be off."""
     teacher = vaswani_model(layers=2, seed=1, **{"dropout": 0.5, **fields})
     with torch.no_grad():
         for parameter in teacher.parameters():

@@ -1,4 +1,4 @@
-"""A cache fits what it was computed from, survives interruptions, and tells damage."""
+"""A cache matches its inputs, survives interruptions, and detects damage."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Reports: each number in its place, files whole or not at all, and a picture of what was measured."""
+"""Reports: their numbers, files written completely or not at all, and the plot."""
 
 import errno
 import json

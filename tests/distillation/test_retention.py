@@ -1,4 +1,4 @@
-"""Distillation does what it is for, at a size for every machine: dates of two languages."""
+"""Distillation retains the quality of the teacher, at a small size: dates of two languages."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A student has the layers that were asked for and is otherwise its teacher."""
+"""A student has the requested layers and otherwise equals its teacher."""
 
 import copy
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ def teacher_of(kind: str, **fields: Any) -> PreTrainedModel:
 
 
 def with_random_vectors(model: PreTrainedModel) -> PreTrainedModel:
-    """Biases and norms are random too, so that a lost one shows."""
+    """Randomize biases and norms too, so that a missing one is noticed."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:

@@ -1,4 +1,4 @@
-"""Stored distributions are the teacher's: as near as k and float16 allow, row by row, in any kind of run."""
+"""Stored distributions equal the teacher's up to k and float16, row by row, in any kind of run."""
 
 import math
 import pickle
@@ -107,7 +107,7 @@ def test_a_row_gives_the_likeliest_tokens_and_the_rest(
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_more_tokens_approximate_the_teacher_better(tmp_path: Path, temperature: float) -> None:
-    """What is not known of the tail is taken to be spread evenly over its tokens."""
+    """The probability of the tail is assumed to be uniform over its tokens."""
     divergences = []
     for top_k in (1, 4, 16, 64, VOCAB_SIZE):
         logits = stored(tmp_path / str(top_k), top_k=top_k, temperature=temperature)

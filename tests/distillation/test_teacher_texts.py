@@ -37,7 +37,7 @@ SAMPLED = Writing(prompt_tokens=5, most_tokens=22, temperature=0.8, top_p=0.9, s
 
 
 def toy_author(max_tokens_per_batch: int = 10_000) -> LanguageModel:
-    """It is so sure of some tokens that no choice is a tie."""
+    """A model with no ties between tokens."""
     torch.manual_seed(0)
     shape = {"d_model": 24, "decoder_layers": 2, "decoder_attention_heads": 3, "decoder_ffn_dim": 48}
     special = {"bos_token_id": BEGIN, "eos_token_id": END, "pad_token_id": TOKENIZER.pad_token_id}

@@ -1,4 +1,4 @@
-"""Metrics of labels against the slow and obvious, and their bootstrap against scoring resampled rows."""
+"""Label metrics compared with slow references, and their bootstrap with scoring resampled rows."""
 
 import random
 import socket

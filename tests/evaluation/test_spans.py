@@ -1,4 +1,4 @@
-"""Spans of tags: cases by hand, and whatever is written in a scheme is read back."""
+"""Spans of tags: cases by hand, and round trips through each tagging scheme."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""Metrics against sacreBLEU and what is counted by hand, in batches, by several processes, offline."""
+"""Metrics compared with sacreBLEU and counts by hand, in batches, in several processes, offline."""
 
 import socket
 from multiprocessing import get_context

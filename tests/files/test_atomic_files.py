@@ -1,4 +1,4 @@
-"""Files and folders that are whole or not there, on disks that are full too."""
+"""Files and folders are written completely or not at all, also on full disks."""
 
 import errno
 import json
@@ -28,7 +28,7 @@ def write_folder(output: Path, error: BaseException | None = None) -> None:
 
 
 def test_a_process_that_is_killed_while_it_moves_files_leaves_no_configuration(tmp_path: Path) -> None:
-    """What is left at each moment is either whole or not a model, and the next command says what it is."""
+    """At each moment, the folder is either complete or not a model, and the next command reports it."""
     names = ["a.json", "config.json", "model.safetensors", "z.py"]
     for survived in range(len(names) + 1):
         output = tmp_path / str(survived)

@@ -1,4 +1,4 @@
-"""A file of one process at a time, whatever its owner does with it."""
+"""A file that only one process can open at a time, even if its owner renames or deletes it."""
 
 import os
 from pathlib import Path

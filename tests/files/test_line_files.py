@@ -1,4 +1,4 @@
-"""Lines that are read in bounded memory, and output files that are whole or not there."""
+"""Lines are read in bounded memory, and output files are written completely or not at all."""
 
 import bz2
 import gzip

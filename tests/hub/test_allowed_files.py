@@ -1,4 +1,4 @@
-"""What leaves this machine is on a list; whatever else lies beside a model stays, and no link is followed."""
+"""Only files on a list are pushed, and symbolic links are not followed."""
 
 import os
 import subprocess

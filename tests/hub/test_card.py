@@ -1,4 +1,4 @@
-"""Cards say what is known, where it belongs, and nothing else."""
+"""Model cards state the known facts, each in its section, and nothing else."""
 
 import json
 import re

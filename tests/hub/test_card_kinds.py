@@ -1,4 +1,4 @@
-"""The cards of encoders and decoders say what they do, and what their scores are of."""
+"""The cards of encoders and decoders name the task and the data of the scores."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Every way in which a folder can fail to be a model gets one line that names the file and a remedy."""
+"""Every unusable model folder gives a one-line error that names the file and a remedy."""
 
 import json
 import os

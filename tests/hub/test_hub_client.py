@@ -1,4 +1,4 @@
-"""A Hub that says nothing is given up in bounded time; where the cache is used instead, that is told."""
+"""Requests to an unresponsive Hub time out; if the cache is used instead, a warning says so."""
 
 import socket
 import threading
@@ -46,7 +46,7 @@ def here(hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 @pytest.fixture
 def silence(here: LoopbackHub) -> Iterator[Silence]:
-    """From now on the Hub accepts requests of certain paths, and says nothing."""
+    """Make the Hub accept requests of the given paths without answering."""
     is_over = threading.Event()
 
     def keep_silent(place: str) -> None:

@@ -1,4 +1,4 @@
-"""`model_card.md` is what the code makes today of the run in docs/dates_run (`make model-card`)."""
+"""`model_card.md` is up to date with the code and the run in docs/dates_run (`make model-card`)."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A model that was converted to MarianMT translates the same where there is no plugin."""
+"""A model converted to MarianMT gives the same translations without the plugin."""
 
 import json
 from importlib.metadata import version

@@ -1,4 +1,4 @@
-"""Checkpoints that someone changed: refused with the reason, and none of their code is run."""
+"""Tampered checkpoints are refused with the reason, and none of their code is run."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""`vaswani train --push_to_hub`, `Trainer.push_to_hub`: what is pushed when, and what if the Hub is lost."""
+"""`vaswani train --push_to_hub` and `Trainer.push_to_hub`: what is pushed when, also without a connection."""
 
 from pathlib import Path
 

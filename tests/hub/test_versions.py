@@ -1,4 +1,4 @@
-"""A pushed model computes the same without the plugin, in this environment and in one of other versions."""
+"""A pushed model gives the same outputs without the plugin, in this and in another environment."""
 
 import json
 import os

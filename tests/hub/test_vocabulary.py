@@ -1,4 +1,4 @@
-"""Tokenizers that are not the model's are refused; padding of embeddings is not taken for that."""
+"""Tokenizers of other models are refused; padded embeddings are accepted."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ SIZE = len(toy_tokenizer())
 
 
 def folder_with(tmp_path: Path, **fields: Any) -> Path:
-    """A model of other fields than its tokenizer fits."""
+    """A model whose fields do not fit its tokenizer."""
     toy_model(**fields).save_pretrained(tmp_path)
     save_tokenizers(toy_tokenizer(), toy_tokenizer(), tmp_path)
     return tmp_path

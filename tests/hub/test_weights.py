@@ -1,4 +1,4 @@
-"""Weights that are not the model's, or no finite numbers, are refused by name."""
+"""Unexpected or non-finite weights raise an error that names them."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Labels of texts and words: what the model computes alone, in any batch, with its probabilities."""
+"""Labels of texts and words, with probabilities: those of each text alone, in any batch."""
 
 import gzip
 import json

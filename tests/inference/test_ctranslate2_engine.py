@@ -1,4 +1,4 @@
-"""`Translator` with CTranslate2 translates as with torch."""
+"""`Translator` gives the same translations with CTranslate2 as with torch."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The options of decoding: each moves the result, and is the library's where that has it.
+"""Decoding options: each changes the result and equals that of the library where it has one.
 
 The models are two half-trained toys, one of them a MarianMT of the library.
 """

@@ -1,4 +1,4 @@
-"""What an `Embedder` promises, against plain loops over the states of one text at a time."""
+"""`Embedder` compared with plain loops over the states of one text at a time."""
 
 import json
 from collections.abc import Callable

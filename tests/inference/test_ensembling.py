@@ -1,4 +1,4 @@
-"""An ensemble is a model like its members, of their mean probabilities."""
+"""An ensemble behaves as a model that predicts the mean probabilities of its members."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ IDS = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 1, "vocab
 
 
 def members() -> list[PreTrainedModel]:
-    """Two that have learned the language, of different widths, depths and dispositions."""
+    """Two trained models of different widths, depths and norm orders."""
     return [toy_model(), toy_model(d_model=16, norm_order="pre", decoder_layers=2)]
 
 

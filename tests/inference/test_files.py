@@ -1,4 +1,4 @@
-"""Lines in, lines out: one for one, whatever they hold."""
+"""Each input line gives one output line, whatever it contains."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Pieces of a continuation, as they are found, are its text."""
+"""Streamed pieces of a continuation join to its text."""
 
 import io
 import random

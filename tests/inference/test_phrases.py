@@ -78,7 +78,7 @@ def test_banning_an_unused_phrase_changes_no_text(kind: str, num_beams: int) -> 
 
 
 def test_a_spelling_that_no_tokenizer_would_choose_is_found_and_banned() -> None:
-    """A model that writes a phrase by other tokens than the tokenizer."""
+    """A model that writes a phrase with other tokens than the tokenizer."""
     translator = translator_of("toy", num_beams=1, banned_phrases=["1 2"])
     codec = TextCodec(toy_tokenizer(), "target")
     vocabulary = codec.vocabulary()

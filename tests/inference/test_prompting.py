@@ -1,4 +1,4 @@
-"""What a `Prompter` promises: with a toy model that learns from its prompt, and with random ones."""
+"""`Prompter` with a toy model that learns from its prompt, and with random models."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Scores of given texts agree with the search's, and with one text, or one masked token, at a time."""
+"""Scores of given texts equal those of the search, and those of one text or masked token at a time."""
 
 import math
 from pathlib import Path
@@ -97,7 +97,7 @@ def test_targets_of_the_library_are_encoded_as_in_training(kind: str, tmp_path: 
 
 
 def test_members_of_an_ensemble_see_no_later_tokens(tmp_path: Path) -> None:
-    """FSMT masks them only if that is asked for; the ensemble of a model with itself is that model."""
+    """FSMT masks them only on request; the ensemble of a model with itself equals that model."""
     folder = save_translator("fsmt", tmp_path)
     model, tokenizers = AutoModelForSeq2SeqLM.from_pretrained(folder), load_tokenizers(folder)
     pairs = list(zip(SOURCES[:3], TARGETS[:3], strict=True))

@@ -1,4 +1,4 @@
-"""Task files: what they hold, where their rows may lie, and what is wrong with them, in one line."""
+"""Task files: their keys, the files of their rows, and one-line errors."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Continuations against a loop over single tokens: what a batch, the limits and the options may change."""
+"""Continuations compared with a loop over single tokens: batches, limits and options."""
 
 import json
 import math

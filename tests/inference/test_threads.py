@@ -1,4 +1,4 @@
-"""Eight threads that share a tokenizer and a model get what one thread gets."""
+"""Eight threads that share a tokenizer and a model get the results of one thread."""
 
 import random
 import sys

@@ -1,4 +1,4 @@
-"""What a `Translator` promises, on a toy language with a half-trained model."""
+"""`Translator` on a toy language with a half-trained model."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""A model of several languages is told which to write, or refuses."""
+"""A multilingual model needs a target language, or raises an error."""
 
 import json
 from pathlib import Path

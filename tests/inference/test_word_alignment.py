@@ -1,4 +1,4 @@
-"""Translations that tell which words of the source they come from."""
+"""Translations with word alignments to their sources."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which tokens spell a word, whatever white space, overlaps and gaps there are between them."""
+"""Assignment of tokens to words, with any white space, overlaps and gaps between them."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Attention maps hold the model's own weights, whatever model, kernel and tokenizer."""
+"""Attention maps hold the model's weights, for any model, kernel and tokenizer."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

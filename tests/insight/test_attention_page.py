@@ -1,4 +1,4 @@
-"""What the page holds: the weights of the maps, and texts that stay texts."""
+"""The page holds the weights of the maps, and its texts are escaped."""
 
 import base64
 import html

@@ -1,4 +1,4 @@
-"""What the plots of attention show is what the tensors hold; all of it can be read."""
+"""Attention plots show the values of the tensors, and all of them are legible."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""`vaswani report`: the curves of a run, from its folder or while it goes on."""
+"""`vaswani report`: the curves of a finished or running training."""
 
 import json
 from pathlib import Path

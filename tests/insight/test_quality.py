@@ -1,4 +1,4 @@
-"""Plots of quality and retention: what reports and trainings have written is what is drawn."""
+"""Plots of quality and retention show the numbers of reports and trainings."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The model of how trainings grow, against what models really hold, and against itself at the ends."""
+"""The cost model of trainings compared with real models, and its limits."""
 
 import itertools
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Converted models compute what the originals do: states, logits, losses, gradients, generated tokens."""
+"""Converted models give the same states, logits, losses, gradients and tokens as the originals."""
 
 from typing import Any
 

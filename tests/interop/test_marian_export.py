@@ -1,4 +1,4 @@
-"""Encoder-decoders with the default layout leave as MarianMT models that compute the same."""
+"""Encoder-decoders with the default layout are exported as MarianMT models with the same outputs."""
 
 import json
 from pathlib import Path
@@ -153,7 +153,7 @@ def test_generation_is_the_same(separate: bool, search: dict[str, Any], tmp_path
 
 
 def test_the_tested_searches_give_different_results() -> None:
-    """So that settings that got lost would be noticed above."""
+    """So that the test above notices settings that are not exported."""
     batch = toy_tokenizers()[0](toy_sources(6, seed=3), padding=True, return_tensors="pt")
     found = [toy_model().generate(**batch, **{"max_length": 12, **search}) for search in SEARCHES[:5]]
     assert len({str(ids.tolist()) for ids in found}) > 3
@@ -177,7 +177,7 @@ def test_a_folder_is_exported_with_its_tokenizers(separate: bool, tmp_path: Path
 
 @pytest.mark.parametrize("fields", MODELS.values(), ids=list(MODELS))
 def test_export_and_conversion_back_restore_the_model(fields: dict[str, Any]) -> None:
-    """It keeps every bit of the weights, with sines first; what had no bias has one of zeros."""
+    """The weights are bit-identical, with sines first; missing biases become zeros."""
     ours = random_model(torch.float32, **fields)
     theirs = exported(ours)
     back: Any = convert(theirs)

@@ -150,7 +150,7 @@ def batch(padding: str = "right", rows: int = 3, length: int = LENGTH) -> dict[s
 
 
 def reference_pattern(module: nn.Module, config: Any) -> SparsePattern | None:
-    """Who sees whom in an attention module of a tiny model: written down anew, from what the families are."""
+    """Which tokens see which in an attention module of a tiny model, written independently of `sparsify`."""
     kind = type(module).__name__
     if "Cross" in kind or getattr(module, "is_cross_attention", False):
         return None

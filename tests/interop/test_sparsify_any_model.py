@@ -1,4 +1,4 @@
-"""`sparsify` takes a model that calls the attention interface plainly, and names what it cannot honour."""
+"""`sparsify` accepts a model that uses the attention interface, and names unsupported features."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Models in CTranslate2 compute what they compute here, for each field that it can hold."""
+"""Models exported to CTranslate2 give the same results, for each supported field."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Models in ONNX compute what they compute here, at any batch and length."""
+"""Models exported to ONNX give the same results, for any batch size and length."""
 
 import dataclasses
 import itertools
@@ -422,7 +422,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(package, t
 
 
 def test_onnx_runtime_is_imported_in_one_place_and_reports_nothing():
-    """Its first import decides, so no other module may import it."""
+    """The setting must precede the first import, so no other module may import it."""
     source = Path(vaswani.__file__).parent
     direct = re.compile(r"^ *(import onnxruntime|from onnxruntime import)", re.MULTILINE)
     found = [path.name for path in source.rglob("*.py") if direct.search(path.read_text(encoding="utf-8"))]

@@ -1,4 +1,4 @@
-"""What C++ computes where there is a compiler, and PyTorch elsewhere, is tested both ways."""
+"""Test code that C++ computes if there is a compiler, and PyTorch otherwise, in both ways."""
 
 from types import ModuleType
 from typing import Any

@@ -1,4 +1,4 @@
-"""The loop of beam search finds what transformers' loop finds, and leaves to it what it does not do."""
+"""The beam search loop gives the results of transformers' loop, and falls back to it where needed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

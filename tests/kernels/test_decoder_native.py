@@ -1,4 +1,4 @@
-"""C++ computes the steps of a search that the modules compute."""
+"""Search steps computed in C++ equal those of the modules."""
 
 from typing import Any
 from unittest.mock import patch

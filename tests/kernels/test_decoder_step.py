@@ -1,4 +1,4 @@
-"""A step computes what the decoder's modules compute, and leaves the rest to them."""
+"""A fast decoder step equals the modules, and falls back to them where needed."""
 
 from typing import Any, get_args
 from unittest.mock import patch
@@ -153,7 +153,7 @@ def double_states(module: Any, inputs: Any, output: Any) -> None:
 
 
 class Favouring(VaswaniForConditionalGeneration):
-    """A model that somebody derived."""
+    """A subclass written by a user."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         output = super().forward(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""What a program sets as PyTorch's default dtype changes nothing of a model in float32."""
+"""PyTorch's default dtype does not change the results of a model in float32."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Our dropout drops what it says, keeps the mean, and passes gradients where it passed values."""
+"""Dropout drops the given share, keeps the mean, and passes gradients only through kept values."""
 
 import pytest
 import torch
@@ -75,7 +75,7 @@ def test_the_seed_decides(by: str) -> None:
 def test_native_and_plain_dropout_are_bit_identical(
     shape: tuple[int, ...], dtype: torch.dtype, p: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that is resumed where there is no compiler goes on as it would have."""
+    """A run resumed without a compiler continues identically."""
     states = torch.randn(shape, dtype=dtype)
     if states.numel() > 10:
         states.flatten()[:4] = torch.tensor([float("inf"), float("nan"), -0.0, 1e-40])

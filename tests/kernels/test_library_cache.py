@@ -1,4 +1,4 @@
-"""Compiled code is loaded as it was written and from its owner alone; else it is compiled again."""
+"""Compiled libraries are loaded only if undamaged and owned by the user; else they are compiled again."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""C++ is compiled once, where that can be; where it cannot, a line says why and the result is the same."""
+"""C++ is compiled once if possible; otherwise the log gives the reason and results are the same."""
 
 import ctypes
 import logging
@@ -19,7 +19,7 @@ SOURCE = 'extern "C" int answer() { return 42; }'
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file to compile, a cache of its own, and a processor that is known."""
+    """A file to compile, a separate cache, and a supported processor."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("VASWANI_COMPILE", raising=False)
     monkeypatch.delenv("CXX", raising=False)

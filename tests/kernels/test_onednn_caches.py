@@ -1,4 +1,4 @@
-"""oneDNN's caches stay small, and nothing else of the process changes."""
+"""oneDNN's caches stay small."""
 
 import os
 import subprocess

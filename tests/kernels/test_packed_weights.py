@@ -1,4 +1,4 @@
-"""Packed weights compute the same, only where they gain, and are gone afterwards."""
+"""Packed weights give the same results, are used only where faster, and are released afterwards."""
 
 from contextlib import nullcontext
 

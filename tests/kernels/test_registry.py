@@ -1,4 +1,4 @@
-"""Kernels are hooked in once, where they can be used, and say why where they cannot."""
+"""Kernels are installed once if usable, and give a reason otherwise."""
 
 import sys
 from types import ModuleType

@@ -167,7 +167,7 @@ def test_large_scores_do_not_overflow(score: float) -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_non_finite_keys_reach_only_the_rows_that_see_them(bad: float) -> None:
-    """In all rows that see it, and in no other."""
+    """NaN reaches all rows that see the key, and no other."""
     pattern = SparsePattern(1, SIZE, global_blocks=0, random_blocks=0)
     query, key, value = (each.detach() for each in states(1, 1, 10 * SIZE, SIZE, torch.float32))
     key[0, 0, 5 * SIZE] = bad
@@ -324,7 +324,7 @@ def test_stage_times_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_exported_program_raises_an_error_without_the_kernel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """There, nobody asks `can_compute`: that was done where the program was exported."""
+    """An exported program does not call `can_compute`; that happened before the export."""
     pattern = SparsePattern(1, SIZE, window_blocks=1, global_blocks=0, random_blocks=0)
     inputs = states(1, 1, 2 * SIZE, SIZE, torch.float32)
     monkeypatch.setattr(sparse_native, "library", lambda: None)

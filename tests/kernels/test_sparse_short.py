@@ -1,4 +1,4 @@
-"""Short sequences, in which all tokens see each other, are left to dense attention, with the same result."""
+"""Short sequences in which all tokens see each other use dense attention, with the same result."""
 
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,7 @@ from vaswani.model.sparse_pattern import SparsePattern
 
 @pytest.fixture
 def others(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The lengths that were left to another kernel."""
+    """The lengths computed by another kernel."""
     lengths: list[int] = []
 
     def record(query: torch.Tensor, *arguments: object) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""`output_attentions` gives the weights of the reference whatever the kernel, and changes nothing else."""
+"""`output_attentions` gives the weights of eager attention with any kernel, and changes nothing else."""
 
 import re
 from collections.abc import Iterator
@@ -262,7 +262,7 @@ def test_without_kernels_the_weights_are_the_same(attention: str) -> None:
 
 @pytest.mark.parametrize("config_class", FEATURES, ids=lambda each: each.__name__)
 def test_output_attentions_in_the_configuration_applies_to_every_call(config_class: Any, tmp_path) -> None:
-    """Set later, as an argument, or saved: the kernel stays, and a call can say no."""
+    """Set later, as an argument, or saved: the kernel stays the same, and a call can override it."""
     model = build(config_class, FEATURES[config_class][1][0])
     data = inputs_of(model)
     expected = weights_of(model(**data, output_attentions=True))

@@ -1,4 +1,4 @@
-"""What the supported versions of transformers do not share; newer versions are refused."""
+"""Differences between supported versions of transformers; newer versions are refused."""
 
 import ast
 import inspect

@@ -1,4 +1,4 @@
-"""The configuration refuses what cannot be, and the paper's models have the paper's sizes."""
+"""The configuration refuses impossible values, and the paper's models have the paper's sizes."""
 
 import json
 from typing import Any

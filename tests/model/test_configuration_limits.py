@@ -1,4 +1,4 @@
-"""Every number of every configuration, at the values that break things: refused in one line, or a model."""
+"""Extreme values of every numeric field give a one-line error or a working model."""
 
 import dataclasses
 import json

@@ -176,7 +176,7 @@ def test_only_unfinished_sources_are_computed(num_beams: int) -> None:
 
 @pytest.mark.parametrize("implementation", KERNELS)
 def test_beams_of_a_source_of_only_padding_get_zero_attention(implementation: str) -> None:
-    """Its attention is zero, in every kernel: whatever its hidden tokens are changes nothing."""
+    """Attention to it is zero in every kernel, so its masked tokens have no effect."""
     model, data = tiny_model(implementation), sources(3)
     data["attention_mask"][1] = 0
     options = {"num_beams": 4, "max_new_tokens": 9, "return_dict_in_generate": True, "output_scores": True}

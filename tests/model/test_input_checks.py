@@ -1,4 +1,4 @@
-"""Every argument of every model is computed as it is meant, or refused with its value."""
+"""Every argument of every model is used as documented, or refused with its value."""
 
 import inspect
 from collections.abc import Callable

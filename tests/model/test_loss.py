@@ -1,4 +1,4 @@
-"""The loss: aligned labels, ignored padding, and one normaliser for a batch however it is split."""
+"""The loss: aligned labels, ignored padding, and one normaliser for a batch in any number of parts."""
 
 import pytest
 import torch

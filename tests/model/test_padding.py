@@ -1,4 +1,4 @@
-"""Padding changes nothing, wherever it stands, and a row of nothing else gives no NaN."""
+"""Padding on any side changes nothing, and a row of only padding gives no NaN."""
 
 import pytest
 import torch

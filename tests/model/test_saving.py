@@ -1,4 +1,4 @@
-"""A saved checkpoint comes back through the Auto classes with the same function, in every tie."""
+"""A saved checkpoint loads through the Auto classes with the same outputs, for every kind of tied weights."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""A model with sparse layers computes what its configuration says, whichever way it is asked."""
+"""A model with sparse layers computes the configured pattern in every mode of use."""
 
 import subprocess
 import sys

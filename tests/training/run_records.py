@@ -1,4 +1,4 @@
-"""What runs leave behind, read for comparison."""
+"""Read the files of runs for comparison."""
 
 import json
 from pathlib import Path

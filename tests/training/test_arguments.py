@@ -1,4 +1,4 @@
-"""What a run can be told, and what it refuses before it starts."""
+"""Arguments of a run, and errors before it starts."""
 
 from dataclasses import MISSING, fields
 from importlib.util import find_spec

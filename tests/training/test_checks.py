@@ -1,4 +1,4 @@
-"""What a training uses late is tried early: every failure is reported before the corpus is read."""
+"""Everything that a training uses late is checked early: failures are reported before the corpus is read."""
 
 import functools
 import math

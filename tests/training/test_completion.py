@@ -1,4 +1,4 @@
-"""Fine-tuning on completions: what is learned and left, what an evaluation tells, and what is refused."""
+"""Fine-tuning on completions: the results, the evaluation, and errors."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Defaults, then the file, then flags; mistakes are named; what was resolved repeats the run."""
+"""Flags override the file, which overrides defaults; mistakes are named; the saved file repeats the run."""
 
 import json
 import re
@@ -159,7 +159,7 @@ UNUSED = [
 
 @pytest.mark.parametrize(("config_class", "others", "flag"), UNUSED)
 def test_a_flag_without_effect_raises_an_error(config_class, others, flag, write):
-    """In a file it waits for the flags that it needs."""
+    """In a file, such an option is allowed."""
     name, _, value = flag.removeprefix("--").partition("=")
     with pytest.raises(UserError, match=f"^{name}=.* has no effect with .*; leave it out$"):
         load_config(None, [*others, flag], config_class)

@@ -1,4 +1,4 @@
-"""Pre-trainings of encoder-decoders: what they leave, resuming, each field, and what is refused."""
+"""Pre-training of encoder-decoders: the results, resuming, each field, and errors."""
 
 import json
 import re

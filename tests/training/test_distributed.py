@@ -1,4 +1,4 @@
-"""Two real processes and one: the same updates, the same scores, and each goes on where the other was."""
+"""Two real processes and one make the same updates and scores and resume each other's checkpoints."""
 
 import json
 from pathlib import Path

@@ -158,7 +158,7 @@ def test_a_run_killed_at_any_time_ends_with_the_same_weights(options, whole, kil
 
 
 def on_separate_disk(mount: str, command: list[str], cache: Path) -> subprocess.CompletedProcess:
-    """Run a command that sees a disk that nobody else does."""
+    """Run a command with a separately mounted disk that no other process sees."""
     enter = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
     if shutil.which("unshare") is None or subprocess.run([*enter, mount], check=False).returncode:
         pytest.skip("no disk can be mounted here")

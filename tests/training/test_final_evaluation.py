@@ -1,4 +1,4 @@
-"""What a finished training leaves for its card."""
+"""The evaluation that a finished training saves for its card."""
 
 import json
 from pathlib import Path

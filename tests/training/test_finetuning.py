@@ -1,4 +1,4 @@
-"""Whole fine-tunings of seconds: what they learn and leave, that they can be repeated, what is refused."""
+"""Complete fine-tunings of seconds: the results, reproducibility, and errors."""
 
 import json
 import re
@@ -85,7 +85,7 @@ def learned(toys: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
 
 
 def check_scores(folder: Path, task: str) -> dict:
-    """The best that the task allows, in all files that tell it."""
+    """Check for the best possible scores, in all files that hold them."""
     record = json.loads((folder / "evaluation.json").read_text())
     scores = json.loads((folder / "test_results.json").read_text())
     assert (record["split"], record["rows"]) == ("test", 40)

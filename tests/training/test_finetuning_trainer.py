@@ -1,4 +1,4 @@
-"""The trainer of labels: accumulation, the order of evaluation, and what is told of a batch."""
+"""The trainer for labels: accumulation, and the order and metrics of evaluation."""
 
 import numpy as np
 import pytest

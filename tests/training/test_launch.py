@@ -1,4 +1,4 @@
-"""Several processes by one command: started, stopped and ended together, and never one in place of two."""
+"""Several processes of one command: started, stopped and ended together."""
 
 import os
 import re

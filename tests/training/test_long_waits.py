@@ -55,7 +55,7 @@ def test_the_others_wait_for_the_main_process(tmp_path: Path) -> None:
 
 
 def test_an_ordinary_wait_would_time_out(tmp_path: Path) -> None:
-    """Or the test above would show nothing."""
+    """Otherwise the test above would show nothing."""
     assert _exit_codes(tmp_path, patient=False) != [0, 0]
 
 

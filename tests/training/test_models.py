@@ -1,4 +1,4 @@
-"""What a fine-tuning begins with: opened, given a head; and what stands in the way."""
+"""The initial model of a fine-tuning: loading, adding a head, and errors."""
 
 import json
 import shutil

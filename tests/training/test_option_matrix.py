@@ -64,7 +64,7 @@ COMMON = {"use_cpu": True, "disable_tqdm": True, "learning_rate": 1e-3}
 
 
 class CorpusReached(Exception):  # noqa: N818 - no error
-    """Everything that could be known before was fine."""
+    """All checks before reading the corpus have passed."""
 
 
 @dataclass(frozen=True)

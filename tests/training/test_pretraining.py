@@ -1,4 +1,4 @@
-"""Whole pre-trainings of a second: what they leave, how they are repeated and resumed, what is refused."""
+"""Complete pre-trainings of a second: the results, reproducibility, resuming, and errors."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Processes that do not come, or do not answer, are waited for as long as `ddp_timeout` says."""
+"""Processes that do not start or do not respond are waited for up to `ddp_timeout`."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Whole fine-tunings on questions: what they learn and leave, that they can be repeated, what is refused."""
+"""Complete fine-tunings on questions: the results, reproducibility, and errors."""
 
 import json
 import re

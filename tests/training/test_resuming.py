@@ -1,4 +1,4 @@
-"""When a run is resumed, every setting is as it was, or is refused, or takes effect and is announced."""
+"""On resuming, each changed setting is refused, or takes effect and is announced."""
 
 import copy
 import dataclasses
@@ -580,7 +580,7 @@ def test_resumptions_are_recorded_in_the_saved_files(resumed):
 @pytest.mark.slow
 @pytest.mark.parametrize("evaluation", [{"eval_strategy": "no"}, {"eval_strategy": "steps", "eval_steps": 4}])
 def test_a_run_extended_on_resuming_equals_a_longer_run(dates, tmp_path, evaluation):
-    """Though only the first part of it evaluates after its last update, before it saves."""
+    """Only the first part evaluates after its last update, before it saves."""
     options = {**TINY_RUN, **dates, **evaluation, "dropout": 0.3, "save_steps": 3, "max_steps": 5}
     train(load_config(None, as_flags({**options, "output_dir": tmp_path / "grown"})))
     longer = options | {"max_steps": 11}

@@ -1,4 +1,4 @@
-"""Whole runs of a second: what they write, that they can be repeated, and that each option moves them."""
+"""Complete runs of a second: their files, reproducibility, and the effect of each option."""
 
 import json
 import re

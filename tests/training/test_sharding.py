@@ -1,4 +1,4 @@
-"""A model shared out among two processes trains as a whole one does, and holds its share alone."""
+"""A model sharded over two processes trains the same as a whole one; each process holds only its share."""
 
 import json
 from collections.abc import Callable

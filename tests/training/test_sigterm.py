@@ -1,4 +1,4 @@
-"""SIGTERM at any moment of a run: exit status 143, and one line that says what is done and how to go on."""
+"""SIGTERM at any moment of a run: exit status 143, and one line on what was saved and how to continue."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""Checkpoints of a training that someone changed: resuming refuses them, and runs none of their code."""
+"""Resuming refuses tampered checkpoints and runs none of their code."""
 
 import json
 import pickle
@@ -60,7 +60,7 @@ class Evil:
 def test_a_pickled_state_with_code_is_refused_with_a_remedy(
     run: dict[str, Any], name: str, tmp_path: Path
 ) -> None:
-    """The way on is not the same checkpoint once more."""
+    """The suggested remedy is another checkpoint."""
     tamper(run, name, pickle.dumps(Evil(tmp_path / "trace"), protocol=2))
     with pytest.raises(pickle.UnpicklingError) as failed:
         train(load_config(None, as_flags(run)))

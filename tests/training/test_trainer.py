@@ -416,7 +416,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, step):
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", ["saved", "in an evaluation"])
 def test_the_log_of_a_resumed_run_counts_every_update(tmp_path, stop):
-    """Checkpoints are between two logs of the rhythm."""
+    """Checkpoints lie between two logged updates."""
     rows = tokenized(12, shortest=8, longest=10)
     options = {"max_steps": 9, "logging_steps": 4, "save_strategy": "steps", "save_steps": 3}
     if stop != "saved":

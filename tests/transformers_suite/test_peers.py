@@ -1,4 +1,4 @@
-"""The peers pass what is asked here beyond the mixins, which the library runs on them itself."""
+"""The peers pass this project's own checks; the library itself runs the mixins on them."""
 
 import unittest
 

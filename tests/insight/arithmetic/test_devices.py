@@ -1,4 +1,4 @@
-"""Devices: those that ship, files of users, and this machine."""
+"""Devices: the included ones, files of users, and this machine."""
 
 import json
 

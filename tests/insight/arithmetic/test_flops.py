@@ -1,4 +1,4 @@
-"""Counted arithmetic against PyTorch's own count of what really runs."""
+"""Counted operations compared with those that PyTorch counts while running."""
 
 import pytest
 import torch

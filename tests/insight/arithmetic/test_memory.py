@@ -1,4 +1,4 @@
-"""Estimated memory against the tensors that there really are."""
+"""Estimated memory compared with the tensors that exist."""
 
 import pytest
 import torch
