@@ -1,6 +1,6 @@
 """`vaswani align`."""
 
-from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,8 +22,9 @@ from vaswani.cli.options import (
     takes_loading_options,
     trained_field,
 )
-from vaswani.cli.screen import begin_work, progress_of_texts, warn
+from vaswani.cli.screen import warn
 from vaswani.cli.splits import columns_of_training
+from vaswani.cli.text_jobs import write_results
 from vaswani.errors import UserError
 
 if TYPE_CHECKING:
@@ -115,10 +116,9 @@ def align(
     one of the target, counted from 0. Each row of a table gives a line of
     JSON: the row with its links.
     """
-    from vaswani.files.line_files import LineWriter, check_not_input, check_not_json
+    from vaswani.files.line_files import check_not_input, check_not_json
     from vaswani.inference.align.files import align_pairs, load_gold
     from vaswani.inference.align.links import check_method
-    from vaswani.inference.batches import BUFFERED_TEXTS
     from vaswani.inference.inputs import for_tables
     from vaswani.inference.pair_inputs import open_pairs
 
@@ -142,31 +142,19 @@ def align(
     }
     added = output_field or "alignment"
     defaults = columns_of_training(model, source_field="source", target_field="target")
-    with ExitStack() as stack:
-        pairs, _ = stack.enter_context(
-            open_pairs(input_name, target_file, source_field, target_field, defaults=defaults, added=[added])
-        )
+    fields: dict[str, Any] = {"source_field": source_field, "target_field": target_field}
+    with open_pairs(input_name, target_file, **fields, defaults=defaults, added=[added]) as (pairs, _):
         if pairs.row is None and output_field is not None:
             raise for_tables(f"--output_field {output_field}", input_name)
         if pairs.row is None:
             check_not_json(output_name, "give a table, whose rows come back as lines of JSON")
         gold_links = None if gold is None else load_gold(gold, pairs.total)
-        begin_work()
-        writer = stack.enter_context(LineWriter(output_name))
         of_model = {"revision": revision, "source_prefix": source_prefix}
-        aligner = _load_aligner(model, reverse_model, method, languages, of_model, options)
-        with progress_of_texts(pairs, output_name) as bar:
-            found = align_pairs(
-                aligner,
-                pairs,
-                writer.write,
-                gold=gold_links,
-                output_field=added,
-                buffer_size=buffer_size or (1 if pairs.typed else BUFFERED_TEXTS),
-                warn=warn,
-                progress=bar.update,
-            )
-    warn(f"aligned {found}")
+        load = partial(_load_aligner, model, reverse_model, method, languages, of_model, options)
+        report = write_results(
+            load, pairs, align_pairs, output_name, buffer_size, gold=gold_links, output_field=added, warn=warn
+        )
+    warn(f"aligned {report}")
 
 
 def _check_differ(model: str, reverse_model: str) -> None:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -21,7 +22,8 @@ from vaswani.cli.options import (
     takes_engine_options,
     trained_field,
 )
-from vaswani.cli.screen import begin_work, progress_of_texts, warn
+from vaswani.cli.screen import warn
+from vaswani.cli.text_jobs import write_results
 from vaswani.errors import UserError
 
 LINES_TO_CHECK = 50  # of a tagger's input
@@ -89,7 +91,7 @@ def predict(
     Each text gets its prediction with the probability. Each row of a table is
     written with these fields added.
     """
-    from vaswani.files.line_files import LineWriter, check_not_input
+    from vaswani.files.line_files import check_not_input
     from vaswani.hub.checkpoint import local_folder
     from vaswani.hub.run_metadata import auto_class_of, read_config
 
@@ -105,24 +107,10 @@ def predict(
         _check_none(of_questions, "answers questions", "does not")
         way = _with_labels(input_name, of_texts, folder)
         loading["threshold"] = threshold
+    loading |= {"max_length": max_length, "max_tokens_per_batch": max_tokens_per_batch}
+    load = partial(way.of_class.from_pretrained, model, **loading)
     with way.opened as texts:
-        begin_work()
-        with LineWriter(output_name) as writer:
-            predictor = way.of_class.from_pretrained(
-                model,
-                max_length=max_length,
-                max_tokens_per_batch=max_tokens_per_batch,
-                **loading,
-            )
-            with progress_of_texts(texts, output_name) as bar:
-                report = way.predict(
-                    predictor,
-                    texts,
-                    writer.write,
-                    top_k=top_k,
-                    buffer_size=buffer_size or (1 if texts.typed else way.buffered),
-                    progress=bar.update,
-                )
+        report = write_results(load, texts, way.predict, output_name, buffer_size, top_k=top_k)
     warn(f"predicted {report}")
 
 
@@ -132,7 +120,6 @@ class _Way(NamedTuple):
     opened: AbstractContextManager[Any]
     of_class: Any  # loads the model
     predict: Callable[..., Any]
-    buffered: int  # texts read ahead
 
 
 def _check_none(options: dict[str, Any], does: str, found: str) -> None:
@@ -145,7 +132,6 @@ def _check_none(options: dict[str, Any], does: str, found: str) -> None:
 def _with_labels(name: str, fields: dict[str, str | None], folder: Path) -> _Way:
     """Open texts, pairs or a tagger's words; fields that are not given are those of the training."""
     from vaswani.files.run_settings import read_settings
-    from vaswani.inference.batches import BUFFERED_TEXTS
     from vaswani.inference.classify.classification import Classifier, task_of_checkpoint
     from vaswani.inference.classify.files import ADDED, predict_texts
     from vaswani.inference.inputs import open_texts
@@ -158,7 +144,7 @@ def _with_labels(name: str, fields: dict[str, str | None], folder: Path) -> _Way
     default = trained.get("text_field") or "text"
     where: dict[str, Any] = {"option": "text_field", "default": default, "pair_field": pair_field}
     opened = open_texts(name, fields["text_field"], added=ADDED, words=is_tagger, **where)
-    return _Way(opened, Classifier, predict_texts, BUFFERED_TEXTS)
+    return _Way(opened, Classifier, predict_texts)
 
 
 def _check_is_text(name: str, folder: Path) -> None:
@@ -185,8 +171,8 @@ def _check_is_text(name: str, folder: Path) -> None:
 def _with_answers(name: str, fields: dict[str, str | None], folder: Path) -> _Way:
     """Open questions, each with its text."""
     from vaswani.files.run_settings import read_settings
-    from vaswani.inference.answer.answering import PAIRS_AT_ONCE, QuestionAnswerer
+    from vaswani.inference.answer.answering import QuestionAnswerer
     from vaswani.inference.answer.files import answer_questions, open_questions
 
     opened = open_questions(name, fields, read_settings(folder))
-    return _Way(opened, QuestionAnswerer, answer_questions, PAIRS_AT_ONCE)
+    return _Way(opened, QuestionAnswerer, answer_questions)

@@ -23,7 +23,8 @@ from vaswani.cli.options import (
     takes_engine_options,
     trained_field,
 )
-from vaswani.cli.screen import begin_work, progress_of_texts, warn
+from vaswani.cli.screen import warn
+from vaswani.cli.text_jobs import stream_results, write_results
 from vaswani.errors import UserError
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def generate(
     Each input line gives one output line, its continuation. Each row of a table
     gives a line of JSON: the row with its continuation.
     """
-    from vaswani.files.line_files import LineWriter, check_not_input
+    from vaswani.files.line_files import check_not_input
     from vaswani.files.run_settings import read_settings
 
     options: dict[str, Any] = {
@@ -126,38 +127,27 @@ def generate(
     fields = {"prompt_field": prompt_field, "messages_field": messages_field}
     added, trained = output_field or "continuation", read_settings(Path(model))
     with _open_prompts(input_name, fields, trained, chat, None if num_samples else added) as texts:
-        from vaswani.inference.batches import BUFFERED_TEXTS
         from vaswani.inference.generate.files import generate_texts, stream_texts
         from vaswani.inference.generate.generation import TextGenerator, check_generation
-        from vaswani.inference.streaming import check_lines
 
         check_generation(**options).check_samples(num_samples or 1)
-        if stream:
-            check_lines(texts)
         _check_lines(texts, input_name, output_name, output_field, num_samples)
-        begin_work()
         options["chat"] = chat or (texts.row is None and trained.get("messages_field") is not None)
-        with LineWriter(output_name) as writer:
-            generator = TextGenerator.from_pretrained(
-                model,
-                max_tokens_per_batch=max_tokens_per_batch,
-                **options,
-                **loading,
+        options["max_tokens_per_batch"] = max_tokens_per_batch
+        load = partial(TextGenerator.from_pretrained, model, **options, **loading)
+        if stream:
+            report = stream_results(load, texts, stream_texts, output_name, warn=warn)
+        else:
+            report = write_results(
+                load,
+                texts,
+                generate_texts,
+                output_name,
+                buffer_size,
+                num_samples=num_samples,
+                output_field=added,
+                warn=warn,
             )
-            if stream:
-                report = stream_texts(generator, texts, partial(writer.write, end=""), warn=warn)
-            else:
-                with progress_of_texts(texts, output_name) as bar:
-                    report = generate_texts(
-                        generator,
-                        texts,
-                        writer.write,
-                        num_samples=num_samples,
-                        output_field=added,
-                        buffer_size=buffer_size or (1 if texts.typed else BUFFERED_TEXTS),
-                        warn=warn,
-                        progress=bar.update,
-                    )
     warn(f"continued {report}")
 
 

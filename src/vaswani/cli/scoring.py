@@ -1,7 +1,8 @@
 """`vaswani score`."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,8 +25,9 @@ from vaswani.cli.options import (
     takes_engine_options,
     trained_field,
 )
-from vaswani.cli.screen import begin_work, progress_of_texts, warn
+from vaswani.cli.screen import warn
 from vaswani.cli.splits import columns_of_training
+from vaswani.cli.text_jobs import write_results
 from vaswani.errors import UserError
 
 if TYPE_CHECKING:
@@ -85,8 +87,7 @@ def score(
     lists, such as those of translate --n_best. Language models score texts;
     masked ones by masking each token in turn.
     """
-    from vaswani.files.line_files import LineWriter, check_not_input
-    from vaswani.inference.batches import BUFFERED_TEXTS
+    from vaswani.files.line_files import check_not_input
     from vaswani.inference.score.files import ADDED, score_inputs
     from vaswani.inference.score.scorer import Scorer, kind_of_checkpoint
 
@@ -103,18 +104,14 @@ def score(
     _check_use(is_seq2seq, {**of_pairs, **fields, "length_penalty": length_penalty}, target_file)
     options: dict[str, Any] = {name: value for name, value in of_pairs.items() if value is not None}
     added = [name for name in ADDED if tokens or name != "tokens"]
-    with ExitStack() as stack:
-        texts, target_field = stack.enter_context(
-            _opened(model, is_seq2seq, input_name, target_file, fields, added)
-        )
+    with _opened(model, is_seq2seq, input_name, target_file, fields, added) as (texts, target_field):
         if target_file is not None and length_penalty != TRANSLATOR_DEFAULTS["length_penalty"]:
             raise UserError(
                 f"--length_penalty={length_penalty} sorts lists of targets, and a line of {target_file} is "
                 "one target; leave it out"
             )
-        begin_work()
-        writer = stack.enter_context(LineWriter(output_name))
-        scorer = Scorer.from_pretrained(
+        load = partial(
+            Scorer.from_pretrained,
             model,
             length_penalty=length_penalty,
             max_length=max_length,
@@ -122,18 +119,17 @@ def score(
             **options,
             **loading,
         )
-        with progress_of_texts(texts, output_name) as bar:
-            found = score_inputs(
-                scorer,
-                texts,
-                writer.write,
-                target_field=target_field,
-                with_tokens=tokens,
-                buffer_size=buffer_size or (1 if texts.typed else BUFFERED_TEXTS),
-                warn=warn,
-                progress=bar.update,
-            )
-    warn(f"scored {found}")
+        report = write_results(
+            load,
+            texts,
+            score_inputs,
+            output_name,
+            buffer_size,
+            target_field=target_field,
+            with_tokens=tokens,
+            warn=warn,
+        )
+    warn(f"scored {report}")
 
 
 def _check_use(is_seq2seq: bool, given: dict[str, Any], target_file: str | None) -> None:

@@ -1,5 +1,6 @@
 """`vaswani translate` and `vaswani summarize`."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -20,12 +21,12 @@ from vaswani.cli.options import (
     takes_translator_options,
     trained_field,
 )
-from vaswani.cli.screen import begin_work, progress_of_texts, warn
+from vaswani.cli.screen import warn
 from vaswani.cli.splits import columns_of_training
+from vaswani.cli.text_jobs import stream_results, write_results
 from vaswani.errors import UserError
 
 if TYPE_CHECKING:
-    from vaswani.files.line_files import LineWriter
     from vaswani.inference.inputs import LineReport, Texts
     from vaswani.inference.translate.translation import Translator
 
@@ -247,10 +248,7 @@ class _Job:
         """Raise `UserError` for an option of tables, or the name of a table, if the texts are lines."""
         from vaswani.files.line_files import check_not_json
         from vaswani.inference.inputs import for_tables
-        from vaswani.inference.streaming import check_lines
 
-        if self.stream:
-            check_lines(texts)
         if texts.row is not None:
             return
         if self.replace or self.output_field is not None:
@@ -258,31 +256,29 @@ class _Job:
         if self.n_best is None:
             check_not_json(self.output_name, "add --scores or --n_best for lines of JSON")
 
-    def write(self, translator: "Translator", texts: "Texts", writer: "LineWriter") -> "LineReport":
-        """Write the output of each text."""
-        from vaswani.inference.batches import BUFFERED_TEXTS
+    def write(self, load: "Callable[[], Translator]", texts: "Texts") -> "LineReport":
+        """Load a translator, and write the output of each text."""
         from vaswani.inference.translate.files import stream_lines, translate_lines
 
         common: dict[str, Any] = {"warn": warn, "prefix": self.prefix or ""}
         if self.stream:
-            return stream_lines(translator, texts, partial(writer.write, end=""), **common)
-        with progress_of_texts(texts, self.output_name) as bar:
-            return translate_lines(
-                translator,
-                texts,
-                writer.write,
-                n_best=self.n_best,
-                buffer_size=self.buffer_size or (1 if texts.typed else BUFFERED_TEXTS),
-                progress=bar.update,
-                output_field=self.output_field or self.default_field,
-                columns=[name for name, field in self.fields.items() if field is not None],
-                **common,
-            )
+            return stream_results(load, texts, stream_lines, self.output_name, **common)
+        return write_results(
+            load,
+            texts,
+            translate_lines,
+            self.output_name,
+            self.buffer_size,
+            n_best=self.n_best,
+            output_field=self.output_field or self.default_field,
+            columns=[name for name, field in self.fields.items() if field is not None],
+            **common,
+        )
 
 
 def _translate(job: _Job, models: list[str], **options: Any) -> "LineReport":
     """Write the output of an encoder-decoder, or of several together, for each text of a job."""
-    from vaswani.files.line_files import LineWriter, check_not_input
+    from vaswani.files.line_files import check_not_input
 
     job.check()
     check_not_input(job.output_name, job.input_name)
@@ -293,7 +289,4 @@ def _translate(job: _Job, models: list[str], **options: Any) -> "LineReport":
         if job.prefix is not None:
             check_prefix(job.prefix, options["banned_phrases"] or ())
         job.check_lines(texts)
-        begin_work()
-        with LineWriter(job.output_name) as writer:
-            translator = Translator.from_pretrained(models, **options)
-            return job.write(translator, texts, writer)
+        return job.write(partial(Translator.from_pretrained, models, **options), texts)
