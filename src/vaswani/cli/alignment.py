@@ -13,12 +13,10 @@ from vaswani.cli.options import (
     OutputName,
     PaddedTokensPerBatch,
     PairsName,
-    SourceLanguage,
-    SourcePrefix,
     TargetFile,
-    TargetLanguage,
     model_option,
     number,
+    takes_language_options,
     takes_loading_options,
     trained_field,
 )
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
 
 @app.command()
 @takes_loading_options
+@takes_language_options
 def align(
     model: Annotated[str, model_option("--model", help="Folder or Hub name of an encoder-decoder.")],
     input_name: PairsName = "-",
@@ -105,9 +104,6 @@ def align(
     ] = None,
     max_tokens_per_batch: PaddedTokensPerBatch = 8192,
     buffer_size: BufferSize = None,
-    source_language: SourceLanguage = None,
-    target_language: TargetLanguage = None,
-    source_prefix: SourcePrefix = None,
     **loading: Any,
 ) -> None:
     """Align the words of sources and targets by an encoder-decoder's attention.
@@ -126,10 +122,10 @@ def align(
     if symmetrize is not None and reverse_model is None:
         raise UserError("--symmetrize is for two directions; add --reverse_model, or leave it out")
     check_method(method := symmetrize or "grow-diag-final-and")
-    languages = source_language, target_language
+    languages = loading.pop("source_language"), loading.pop("target_language")
     if reverse_model is not None and not any(languages):
         _check_differ(model, reverse_model)
-    revision = loading.pop("revision")  # of --model only
+    of_model = {name: loading.pop(name) for name in ("revision", "source_prefix")}  # of --model only
     options: dict[str, Any] = {
         "layer": _layer(layer),
         "heads": _heads(heads),
@@ -149,7 +145,6 @@ def align(
         if pairs.row is None:
             check_not_json(output_name, "give a table, whose rows come back as lines of JSON")
         gold_links = None if gold is None else load_gold(gold, pairs.total)
-        of_model = {"revision": revision, "source_prefix": source_prefix}
         load = partial(_load_aligner, model, reverse_model, method, languages, of_model, options)
         report = write_results(
             load, pairs, align_pairs, output_name, buffer_size, gold=gold_links, output_field=added, warn=warn

@@ -7,13 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from vaswani.cli.app import app
-from vaswani.cli.options import (
-    SourceLanguage,
-    SourcePrefix,
-    TargetLanguage,
-    model_option,
-    takes_loading_options,
-)
+from vaswani.cli.options import language_options, model_option, takes_language_options, takes_loading_options
 from vaswani.cli.screen import begin_work, warn
 from vaswani.errors import UserError
 
@@ -32,6 +26,7 @@ TargetText = Annotated[
 
 @app.command()
 @takes_loading_options
+@takes_language_options
 def attention(
     model: AttendingModel,
     source: SourceText,
@@ -39,9 +34,6 @@ def attention(
     output_name: Annotated[
         str, typer.Option("--output", metavar="FILE", help="Page to write; - is standard output.")
     ] = "attention.html",
-    source_language: SourceLanguage = None,
-    target_language: TargetLanguage = None,
-    source_prefix: SourcePrefix = None,
     **loading: Any,
 ) -> None:
     """Write a page that shows where the tokens of a text attend.
@@ -59,11 +51,7 @@ def attention(
             f"{output_name} would be a page in HTML: name it .html, or draw a .{suffix} with "
             "vaswani plot attention"
         )
-    languages = {
-        "source_language": source_language,
-        "target_language": target_language,
-        "source_prefix": source_prefix,
-    }
+    languages = language_options(loading)
     begin_work()
     with LineWriter(output_name) as writer:
         maps = read_attention(*load_attention_model(model, languages, **loading), source, target)

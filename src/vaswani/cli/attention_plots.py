@@ -6,13 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from vaswani.cli.attention import AttendingModel, SourceText, TargetText
-from vaswani.cli.options import (
-    SourceLanguage,
-    SourcePrefix,
-    TargetLanguage,
-    number,
-    takes_loading_options,
-)
+from vaswani.cli.options import language_options, number, takes_language_options, takes_loading_options
 from vaswani.cli.plots import Dark, Picture, plot
 from vaswani.cli.screen import begin_work, say
 from vaswani.errors import UserError
@@ -23,6 +17,7 @@ STYLES = ("heatmap", "arcs", "sheet")
 
 @plot.command("attention")
 @takes_loading_options
+@takes_language_options
 def plot_attention(
     model: AttendingModel,
     source: SourceText,
@@ -55,9 +50,6 @@ def plot_attention(
     words: Annotated[bool, typer.Option("--words", help="Join the parts of each word.")] = False,
     output: Picture = Path("attention.png"),
     dark: Dark = False,
-    source_language: SourceLanguage = None,
-    target_language: TargetLanguage = None,
-    source_prefix: SourcePrefix = None,
     **loading: Any,
 ) -> None:
     """Plot which tokens of a text or pair attend to which."""
@@ -69,11 +61,7 @@ def plot_attention(
     from vaswani.insight.attention import load_attention_model, read_attention
     from vaswani.insight.attention_plots import draw_arcs, draw_heatmap, draw_sheet
 
-    languages = {
-        "source_language": source_language,
-        "target_language": target_language,
-        "source_prefix": source_prefix,
-    }
+    languages = language_options(loading)
     opened = load_attention_model(model, languages, **loading)
     maps = {each.kind: each for each in read_attention(*opened, source, target)}
     attention = maps.get(kind or list(maps)[-1])

@@ -6,11 +6,10 @@ from vaswani.cli.app import app
 from vaswani.cli.options import (
     Engine,
     NumBeams,
-    SourceLanguage,
-    SourcePrefix,
-    TargetLanguage,
+    language_options,
     model_option,
     number,
+    takes_language_options,
     takes_loading_options,
 )
 from vaswani.cli.screen import begin_work, say, warn
@@ -20,6 +19,7 @@ DEFAULT_PORT = 7860  # Gradio's
 
 @app.command()
 @takes_loading_options
+@takes_language_options
 def demo(
     model: Annotated[
         list[str],
@@ -33,9 +33,6 @@ def demo(
         int, number("--port", help="Port of 127.0.0.1; 0 takes a free one.", at_least=0, at_most=65535)
     ] = DEFAULT_PORT,
     num_beams: NumBeams = None,
-    source_language: SourceLanguage = None,
-    target_language: TargetLanguage = None,
-    source_prefix: SourcePrefix = None,
     engine: Engine = "torch",
     **loading: Any,
 ) -> None:
@@ -56,12 +53,7 @@ def demo(
     check_gradio()
     usable_port(port)
     names = shown_names(model)
-    of_translator = {
-        "num_beams": num_beams,
-        "source_language": source_language,
-        "target_language": target_language,
-        "source_prefix": source_prefix,
-    }
+    of_translator = {"num_beams": num_beams, **language_options(loading)}
     begin_work()
     models = {
         shown: open_model(name, engine=engine, translator_options=of_translator, **loading)

@@ -377,6 +377,14 @@ def _engine_options(engine: OnnxEngine = "torch", quantization: Quantization = N
     """Declare the options of `FromPretrained.from_pretrained` that only some classes take."""
 
 
+def _language_options(
+    source_language: SourceLanguage = None,
+    target_language: TargetLanguage = None,
+    source_prefix: SourcePrefix = None,
+) -> None:
+    """Declare the languages and the prefix of an encoder-decoder."""
+
+
 def _numbers(name: str, text: str) -> list[float]:
     """Return the numbers in a comma-separated text; raise a UserError for anything else."""
     try:
@@ -452,6 +460,16 @@ def takes_loading_options(command: Callable[..., None]) -> Callable[..., None]:
 def takes_engine_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the loading options, with the engine and the quantization, to a command (`**loading`)."""
     return takes_loading_options(takes_options_of(_engine_options)(command))
+
+
+def takes_language_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the languages and the prefix of an encoder-decoder to a command (see `language_options`)."""
+    return takes_options_of(_language_options)(command)
+
+
+def language_options(options: dict[str, Any]) -> dict[str, str | None]:
+    """Take the languages and the prefix out of the options that a command gets."""
+    return {name: options.pop(name) for name in inspect.signature(_language_options).parameters}
 
 
 def _with_options(

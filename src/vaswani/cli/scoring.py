@@ -16,13 +16,12 @@ from vaswani.cli.options import (
     OutputName,
     PaddedTokensPerBatch,
     PairsName,
-    SourceLanguage,
-    SourcePrefix,
     TargetFile,
-    TargetLanguage,
+    language_options,
     model_option,
     number,
     takes_engine_options,
+    takes_language_options,
     trained_field,
 )
 from vaswani.cli.screen import warn
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 
 @app.command()
 @takes_engine_options
+@takes_language_options
 def score(
     model: Annotated[
         str, model_option("--model", help="Folder or Hub name of an encoder-decoder or language model.")
@@ -76,9 +76,6 @@ def score(
     ] = None,
     max_tokens_per_batch: PaddedTokensPerBatch = 8192,
     buffer_size: BufferSize = None,
-    source_language: SourceLanguage = None,
-    target_language: TargetLanguage = None,
-    source_prefix: SourcePrefix = None,
     **loading: Any,
 ) -> None:
     """Score given texts: log-probabilities and perplexities, as JSON Lines.
@@ -96,9 +93,7 @@ def score(
     of_pairs = {
         "max_source_length": max_source_length,
         "too_long": too_long,
-        "source_language": source_language,
-        "target_language": target_language,
-        "source_prefix": source_prefix,
+        **language_options(loading),
     }
     fields = {"source_field": source_field, "target_field": target_field, "text_field": text_field}
     _check_use(is_seq2seq, {**of_pairs, **fields, "length_penalty": length_penalty}, target_file)
