@@ -12,6 +12,7 @@ from vaswani.cli.options import (
     OutputFolder,
     Split,
     check_models,
+    column,
     model_option,
     takes_translator_options,
 )
@@ -90,18 +91,18 @@ def compare(
     dataset_config: DatasetConfig = None,
     source_field: Annotated[
         str | None,
-        typer.Option(
-            "--source_field",
-            help="Source column; a dot selects a nested one. Default: as in the first student's training, or "
-            "the teacher's, or source.",
+        column(
+            "source_field",
+            "Source column; a dot selects a nested one",
+            "as in the first student's training, or the teacher's, or source",
         ),
     ] = None,
     target_field: Annotated[
         str | None,
-        typer.Option(
-            "--target_field",
-            help="Target column; a dot selects a nested one. Default: as in the first student's training, or "
-            "the teacher's, or target.",
+        column(
+            "target_field",
+            "Target column; a dot selects a nested one",
+            "as in the first student's training, or the teacher's, or target",
         ),
     ] = None,
     baseline: Annotated[

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vaswani.cli.options import TRANSLATOR_DEFAULTS, DatasetConfig, Threshold, number
+from vaswani.cli.options import TRANSLATOR_DEFAULTS, DatasetConfig, Threshold, column, number
 from vaswani.errors import UserError
 
 # The kind of a model by its Auto class, and the name of each kind in messages.
@@ -64,35 +64,22 @@ def declare(
     dataset_config: DatasetConfig = None,
     source_field: Annotated[
         str | None,
-        typer.Option(
-            "--source_field",
-            help="Source column; a dot selects a nested one. Default: as in training, or source.",
-        ),
+        column("source_field", "Source column; a dot selects a nested one", "as in training, or source"),
     ] = None,
     target_field: Annotated[
         str | None,
-        typer.Option(
-            "--target_field",
-            help="Target column; a dot selects a nested one. Default: as in training, or target.",
-        ),
+        column("target_field", "Target column; a dot selects a nested one", "as in training, or target"),
     ] = None,
     text_field: Annotated[
         str | None,
-        typer.Option(
-            "--text_field",
-            help="For other models: column of the text or of the words. Default: as in training, or text.",
+        column(
+            "text_field", "For other models: column of the text or of the words", "as in training, or text"
         ),
     ] = None,
-    text_pair_field: Annotated[
-        str | None,
-        typer.Option("--text_pair_field", help="Column of a second text. Default: as in training."),
-    ] = None,
+    text_pair_field: Annotated[str | None, column("text_pair_field", "Column of a second text")] = None,
     label_field: Annotated[
         str | None,
-        typer.Option(
-            "--label_field",
-            help="Column of the label, labels, number or tags. Default: as in training, or label.",
-        ),
+        column("label_field", "Column of the label, labels, number or tags", "as in training, or label"),
     ] = None,
     label_separator: Annotated[
         str | None,
@@ -102,47 +89,29 @@ def declare(
     ] = None,
     context_field: Annotated[
         str | None,
-        typer.Option(
-            "--context_field",
-            help="For question answering: column of the text. Default: as in training, or context.",
-        ),
+        column("context_field", "For question answering: column of the text", "as in training, or context"),
     ] = None,
     question_field: Annotated[
-        str | None,
-        typer.Option(
-            "--question_field", help="Column of the question. Default: as in training, or question."
-        ),
+        str | None, column("question_field", "Column of the question", "as in training, or question")
     ] = None,
     answers_field: Annotated[
-        str | None,
-        typer.Option("--answers_field", help="Column of the answers. Default: as in training, or answers."),
+        str | None, column("answers_field", "Column of the answers", "as in training, or answers")
     ] = None,
     answer_start_field: Annotated[
-        str | None,
-        typer.Option(
-            "--answer_start_field", help="Column of the answer's first character. Default: as in training."
-        ),
+        str | None, column("answer_start_field", "Column of the answer's first character")
     ] = None,
     prompt_field: Annotated[
         str | None,
-        typer.Option(
-            "--prompt_field",
-            help="For completions: column of the prompt. Default: as in training, or prompt.",
-        ),
+        column("prompt_field", "For completions: column of the prompt", "as in training, or prompt"),
     ] = None,
     completion_field: Annotated[
         str | None,
-        typer.Option(
-            "--completion_field",
-            help="Column of the completion, which is scored. Default: as in training, or completion.",
+        column(
+            "completion_field", "Column of the completion, which is scored", "as in training, or completion"
         ),
     ] = None,
     messages_field: Annotated[
-        str | None,
-        typer.Option(
-            "--messages_field",
-            help="Column of chats, whose answers are scored, in place of prompts. Default: as in training.",
-        ),
+        str | None, column("messages_field", "Column of chats, whose answers are scored, in place of prompts")
     ] = None,
     null_score_diff_threshold: Annotated[
         float | None,

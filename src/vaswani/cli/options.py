@@ -67,6 +67,17 @@ def trained_field(name: str, of: str, otherwise: str) -> Any:
     return table_field(name, of, f"as in training, or {otherwise}")
 
 
+def column(name: str, what: str, default: str = "as in training") -> Any:
+    """Declare an option for a column of the data.
+
+    Args:
+        name: name of the option.
+        what: what the column holds, for the help text.
+        default: the column that None means, for the help text.
+    """
+    return typer.Option(f"--{name}", help=f"{what}. Default: {default}.")
+
+
 ModelName = Annotated[
     str, model_option("--model", help="Folder of a trained model, or the Hub name of an encoder-decoder.")
 ]

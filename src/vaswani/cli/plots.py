@@ -19,6 +19,21 @@ DEFAULT_WIDTH = 128  # features of sinusoids
 
 Picture = Annotated[Path, typer.Option("--output", metavar="FILE", help="A .png, .svg or .pdf file.")]
 Dark = Annotated[bool, typer.Option("--dark", help="Draw on a dark background.")]
+BlockSize = Annotated[int, number("--block_size", help="Tokens in a block of sparse attention.", at_least=1)]
+Window = Annotated[
+    int,
+    number(
+        "--window", help="Blocks in the window of sparse attention, including the query's own.", at_least=1
+    ),
+]
+GlobalBlocks = Annotated[
+    int,
+    number("--global", help="Global blocks of sparse attention, at the start of the sequence.", at_least=0),
+]
+RandomBlocks = Annotated[
+    int, number("--random", help="Random blocks of sparse attention for each query block.", at_least=0)
+]
+RandomSeed = Annotated[int, seed_of("the random blocks")]
 
 
 @contextmanager
@@ -35,17 +50,11 @@ def plot_sparse_pattern(
     output: Picture = Path("sparse_pattern.png"),
     dark: Dark = False,
     length: Annotated[int, number("--length", help="Tokens in the sequence.", at_least=1)] = 4096,
-    block_size: Annotated[int, number("--block_size", help="Tokens in a block.", at_least=1)] = 64,
-    window: Annotated[
-        int, number("--window", help="Blocks in the window, including the query's own.", at_least=1)
-    ] = 3,
-    global_blocks: Annotated[
-        int, number("--global", help="Global blocks at the start of the sequence.", at_least=0)
-    ] = 2,
-    random_blocks: Annotated[
-        int, number("--random", help="Random blocks for each query block.", at_least=0)
-    ] = 3,
-    seed: Annotated[int, seed_of("the random blocks")] = 0,
+    block_size: BlockSize = 64,
+    window: Window = 3,
+    global_blocks: GlobalBlocks = 2,
+    random_blocks: RandomBlocks = 3,
+    seed: RandomSeed = 0,
     layer: Annotated[
         int, number("--layer", help="Layer to plot; random blocks differ between layers.", at_least=0)
     ] = 0,
@@ -135,23 +144,11 @@ def plot_masks(
         str,
         typer.Option("--target_lengths", metavar="N,N,...", help="Tokens of each target in the batch."),
     ] = "6,4",
-    block_size: Annotated[
-        int, number("--block_size", help="Tokens in a block of the sparse encoder.", at_least=1)
-    ] = 1,
-    window: Annotated[
-        int,
-        number(
-            "--window", help="Blocks in the sparse encoder's window, including the query's own.", at_least=1
-        ),
-    ] = 3,
-    global_blocks: Annotated[
-        int, number("--global", help="Global blocks of the sparse encoder.", at_least=0)
-    ] = 1,
-    random_blocks: Annotated[
-        int,
-        number("--random", help="Random blocks of the sparse encoder for each query block.", at_least=0),
-    ] = 1,
-    seed: Annotated[int, seed_of("the random blocks")] = 0,
+    block_size: BlockSize = 1,
+    window: Window = 3,
+    global_blocks: GlobalBlocks = 1,
+    random_blocks: RandomBlocks = 1,
+    seed: RandomSeed = 0,
 ) -> None:
     """Plot which tokens attend to which: padding, causal, cross-attention and sparse masks of a batch."""
     from vaswani.insight.figures import check_picture, save_figure
