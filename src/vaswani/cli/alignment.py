@@ -16,6 +16,7 @@ from vaswani.cli.options import (
     TargetFile,
     model_option,
     number,
+    numbers_in,
     takes_language_options,
     takes_loading_options,
     trained_field,
@@ -205,7 +206,4 @@ def _layer(text: str | None) -> Any:
 def _heads(text: str) -> list[int] | None:
     if text == "all":
         return None
-    try:
-        return [int(number) for number in text.split(",")]
-    except ValueError:
-        raise UserError(f"--heads {text}: expected all, or numbers such as 0,3") from None
+    return numbers_in(text, int, f"--heads {text}: expected all, or numbers such as 0,3")

@@ -12,6 +12,7 @@ from vaswani.cli.options import (
     PaddedTokensPerBatch,
     model_option,
     number,
+    numbers_in,
     takes_engine_options,
     trained_field,
 )
@@ -160,10 +161,7 @@ def _check_use(
 def _layers(text: str) -> Any:
     if text in ("last", "all"):
         return text
-    try:
-        return [int(number) for number in text.split(",")]
-    except ValueError:
-        raise UserError(f"--layers {text}: expected last, all or numbers such as -1,-2") from None
+    return numbers_in(text, int, f"--layers {text}: expected last, all or numbers such as -1,-2")
 
 
 def _combination(text: str) -> Any:

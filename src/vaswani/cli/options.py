@@ -3,13 +3,15 @@
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from vaswani.bounds import LARGEST_ALPHA, LARGEST_SEED, MOST_BEAMS, Bounds
 from vaswani.errors import UserError
 from vaswani.hub.names import check_model_name
+
+Number = TypeVar("Number", int, float)
 
 
 def number(*names: str, help: str, **bounds: Any) -> Any:
@@ -396,22 +398,12 @@ def _language_options(
     """Declare the languages and the prefix of an encoder-decoder."""
 
 
-def _numbers(name: str, text: str) -> list[float]:
-    """Return the numbers in a comma-separated text; raise a UserError for anything else."""
+def numbers_in(text: str, of: type[Number], message: str) -> list[Number]:
+    """Return the numbers in a comma-separated text; raise a UserError with the message for anything else."""
     try:
-        return [float(part) for part in text.split(",")]
-    except ValueError as error:
-        raise UserError(f"{name}={text} must be numbers with commas between them, such as 2,1") from error
-
-
-def whole_numbers(name: str, text: str) -> list[int]:
-    """Return the whole numbers in a comma-separated text; raise a UserError for anything else."""
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise UserError(
-            f"{name}={text} must be whole numbers with commas between them, such as 8,5"
-        ) from error
+        return [of(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(message) from None
 
 
 _DECLARED = inspect.signature(_translator_options).parameters
@@ -437,8 +429,9 @@ def takes_translator_options(
 
     def adapt(options: dict[str, Any]) -> None:
         options["max_source_length"] = options["max_source_length"] or "auto"
-        if options.get("ensemble_weights") is not None:
-            options["ensemble_weights"] = _numbers("ensemble_weights", options["ensemble_weights"])
+        if (weights := options.get("ensemble_weights")) is not None:
+            message = f"ensemble_weights={weights} must be numbers with commas between them, such as 2,1"
+            options["ensemble_weights"] = numbers_in(weights, float, message)
 
     return lambda command: _with_options(command, shared, adapt)
 

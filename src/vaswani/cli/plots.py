@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from vaswani.cli.app import Application, app
-from vaswani.cli.options import model_option, number, seed_of, whole_numbers
+from vaswani.cli.options import model_option, number, numbers_in, seed_of
 from vaswani.cli.screen import begin_work, say
 from vaswani.errors import UserError
 
@@ -43,6 +43,11 @@ def _telling_users() -> Iterator[None]:
         yield
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+def _whole_numbers(name: str, text: str) -> list[int]:
+    message = f"{name}={text} must be whole numbers with commas between them, such as 8,5"
+    return numbers_in(text, int, message)
 
 
 @plot.command("sparse-pattern")
@@ -154,8 +159,8 @@ def plot_masks(
     from vaswani.insight.figures import check_picture, save_figure
 
     check_picture(output)
-    sources = whole_numbers("source_lengths", source_lengths)
-    targets = whole_numbers("target_lengths", target_lengths)
+    sources = _whole_numbers("source_lengths", source_lengths)
+    targets = _whole_numbers("target_lengths", target_lengths)
     from vaswani.insight.masks import attention_masks, draw_masks
     from vaswani.model.sparse_pattern import SparsePattern
 
@@ -231,7 +236,7 @@ def plot_schedule(
                     f"--{option}={value} has no effect: the configuration has its own; leave it out, or name "
                     "a schedule beside --config"
                 )
-    warmups = whole_numbers("warmup_steps", warmup_steps or "4000")
+    warmups = _whole_numbers("warmup_steps", warmup_steps or "4000")
     from vaswani.cli.training import load_any_config
     from vaswani.files.named_configs import find_config
     from vaswani.insight.schedules import draw_schedules, drawn_updates

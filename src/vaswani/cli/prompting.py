@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vaswani.cli.app import app
-from vaswani.cli.options import model_option, number, seed_of, takes_engine_options
+from vaswani.cli.options import model_option, number, numbers_in, seed_of, takes_engine_options
 from vaswani.cli.screen import begin_work, check_standard_output, progress_bar, say, warn
 from vaswani.errors import UserError
 from vaswani.files.json_files import finite_json
@@ -83,10 +83,7 @@ def prompt(
 
 
 def _numbers_of_shots(text: str) -> list[int]:
-    try:
-        numbers = [int(number) for number in text.split(",")]
-    except ValueError:
-        raise UserError(f"shots={text}: expected a number, or several such as 0,1,4") from None
+    numbers = numbers_in(text, int, f"shots={text}: expected a number, or several such as 0,1,4")
     if len(set(numbers)) < len(numbers):
         raise UserError(f"shots={text} names a number twice; give each once")
     return numbers
