@@ -35,7 +35,7 @@ def weights_of(folder: Path) -> dict[str, list[float]]:
     ("options", "encoder", "decoder"),
     [
         ("", [0, 1, 2], [0, 1]),
-        ("--encoder-layers 2 --decoder-layers 1", [0, 2], [0]),
+        ("--encoder_layers 2 --decoder_layers 1", [0, 2], [0]),
         ("--encoder_layers 2,0 --decoder_layers 1,", [2, 0], [1]),
     ],
 )
@@ -75,12 +75,12 @@ def test_a_student_keeps_the_evaluation_settings_of_its_teacher(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--encoder-layers 4", "encoder_layers=4 is impossible: the teacher has 3; give 1 to 3"),
-        ("--decoder-layers 0", "decoder_layers=0 is impossible: the teacher has 2; give 1 to 2"),
-        ("--decoder-layers -1", "decoder_layers=-1 is impossible"),
-        ("--encoder-layers 0,3", "encoder_layers=[0, 3] names layer 3, but the teacher's are 0 to 2"),
-        ("--encoder-layers 1,1", "encoder_layers=[1, 1] must name one layer or more, each once"),
-        ("--encoder-layers all", "encoder_layers='all' is not a number; give so many layers (6), or"),
+        ("--encoder_layers 4", "encoder_layers=4 is impossible: the teacher has 3; give 1 to 3"),
+        ("--decoder_layers 0", "decoder_layers=0 is impossible: the teacher has 2; give 1 to 2"),
+        ("--decoder_layers -1", "decoder_layers=-1 is impossible"),
+        ("--encoder_layers 0,3", "encoder_layers=[0, 3] names layer 3, but the teacher's are 0 to 2"),
+        ("--encoder_layers 1,1", "encoder_layers=[1, 1] must name one layer or more, each once"),
+        ("--encoder_layers all", "encoder_layers='all' is not a number; give so many layers (6), or"),
     ],
 )
 def test_impossible_layers_have_status_2_and_one_line(

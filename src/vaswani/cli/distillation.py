@@ -32,16 +32,13 @@ def student(
         str | None,
         typer.Option(
             "--encoder_layers",
-            "--encoder-layers",
             help='Layers to keep: a number, evenly spaced ("6"), or a list ("0,2,5"; one layer: "5,"). '
             "Default: all.",
         ),
     ] = None,
     decoder_layers: Annotated[
         str | None,
-        typer.Option(
-            "--decoder_layers", "--decoder-layers", help="Layers to keep, written as for the encoder."
-        ),
+        typer.Option("--decoder_layers", help="Layers to keep, written as for the encoder."),
     ] = None,
     allow_mismatch: AllowMismatch = False,
 ) -> None:

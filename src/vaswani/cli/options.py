@@ -80,9 +80,6 @@ def column(name: str, what: str, default: str = "as in training") -> Any:
     return typer.Option(f"--{name}", help=f"{what}. Default: {default}.")
 
 
-ModelName = Annotated[
-    str, model_option("--model", help="Folder of a trained model, or the Hub name of an encoder-decoder.")
-]
 ModelNames = Annotated[
     list[str],
     model_option(
