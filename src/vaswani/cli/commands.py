@@ -21,7 +21,7 @@ GROUPS = (
     "conversion",
     "hub",
     "demo",
-    "insight",
+    "report",
     "estimate",
     "plots",
     "attention_plots",
