@@ -5,6 +5,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from peft import PrefixTuningConfig, get_peft_model
 from torch import nn
 
@@ -270,6 +271,15 @@ def test_a_hook_to_all_modules_is_called_in_each_step() -> None:
     with hook:
         generated(model, batch(rows=3))
     assert len(calls) >= 12
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_offloaded_weights_give_the_same_tokens(beams: int) -> None:
+    model, data = tiny_model(), batch(rows=3)
+    expected = generated(model, data, num_beams=beams)
+    cpu_offload(model, torch.device("cpu"))
+    assert model.device.type == "meta"
+    assert generated(model, data, num_beams=beams) == expected
 
 
 def test_a_decoder_in_training_mode_drops_in_each_step() -> None:

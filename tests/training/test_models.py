@@ -73,6 +73,39 @@ def test_a_head_of_the_same_size_is_kept_and_another_is_initialized(encoder, tmp
     assert other.classifier.weight.shape[0] == 2
 
 
+def labelled(*names: str) -> dict:
+    return {
+        **FIELDS,
+        "id2label": dict(enumerate(names)),
+        "label2id": {name: n for n, name in enumerate(names)},
+    }
+
+
+def test_the_output_layer_follows_the_names_of_the_labels(encoder, tmp_path, capsys):
+    model, _ = load_with_head(open_pretrained(str(encoder), CLASSIFIER), CLASSIFIER, labelled("a", "b", "c"))
+    with torch.no_grad():
+        model.classifier.bias.copy_(torch.arange(3.0))
+    model.save_pretrained(tmp_path / "tuned")
+    toy_tokenizer().save_pretrained(tmp_path / "tuned")
+    tuned = open_pretrained(str(tmp_path / "tuned"), CLASSIFIER)
+
+    capsys.readouterr()
+    sorted_anew, new = load_with_head(tuned, CLASSIFIER, labelled("c", "a", "b"))
+    assert (new, capsys.readouterr().out) == ([], "")
+    assert torch.equal(sorted_anew.classifier.weight, model.classifier.weight[[2, 0, 1]])
+    assert sorted_anew.classifier.bias.tolist() == [2, 0, 1]
+
+    other, new = load_with_head(tuned, CLASSIFIER, labelled("b", "c", "d"))
+    assert new == ["classifier.weight", "classifier.bias"]
+    assert "new weights: classifier.weight, classifier.bias" in capsys.readouterr().out
+    assert other.classifier.bias.tolist() == [0, 0, 0]
+    assert not set(other.classifier.weight.flatten().tolist()) & set(
+        model.classifier.weight.flatten().tolist()
+    )
+    for (name, weight), kept in zip(model.base_model.named_parameters(), other.base_model.parameters()):
+        assert torch.equal(weight, kept) or "classifier" in name, name
+
+
 def test_weights_are_float32_whatever_was_saved(encoder):
     AutoModel.from_pretrained(encoder).to(torch.bfloat16).save_pretrained(encoder)
     opened = open_pretrained(str(encoder), CLASSIFIER)

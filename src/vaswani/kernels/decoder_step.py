@@ -64,7 +64,6 @@ def is_plain(model: Any) -> bool:
         and not any(module.training for module in decoder.modules() if hasattr(module, "dropout"))
         and model.config._attn_implementation == "sdpa"
         and model.dtype != torch.float16  # in float16, the layers clamp their sums
-        and not torch.is_autocast_enabled(model.device.type)
         and places == list(range(model.config.decoder_layers))
         and type(model).forward is VaswaniForConditionalGeneration.forward
         and type(model.model).forward is VaswaniModel.forward
@@ -76,6 +75,8 @@ def is_plain(model: Any) -> bool:
             for module in (*decoder.modules(), model.get_output_embeddings())
             if module not in activations
         )
+        # The last check: autocast does not know the device "meta" of offloaded weights, which have hooks.
+        and not torch.is_autocast_enabled(model.device.type)
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,6 +37,7 @@ from vaswani.hub.weights import (
     load_weights,
     silenced_load_report,
 )
+from vaswani.inference.classify.classification import names_of
 from vaswani.inference.decoding import position_limit, source_limit
 from vaswani.training.config.arguments import FamilyArguments
 from vaswani.training.config.options import BaseConfig
@@ -241,7 +242,7 @@ def load_with_head(
 
     Returns:
         The model, and the names of its new weights, which are drawn from torch's generator: the weights of a
-        head that the saved model lacks or has in another size.
+        head that the saved model lacks, or has in another size or for other labels.
 
     Raises:
         UserError: weights of the saved model are missing or damaged, or an option does not work.
@@ -259,6 +260,7 @@ def load_with_head(
     ]
     check_places(folder, missing=of_base[0], unplaced=of_base[1])
     _fit_to_tokenizer(model, pretrained)
+    new += _fit_to_labels(model, pretrained.config, auto_class, new)
     left_out = dict.fromkeys(name.rpartition(".")[0] or name for name in sorted(report["unexpected_keys"]))
     for what, names in (("new weights", new), ("left out", left_out)):
         if names:
@@ -278,6 +280,39 @@ def new_with_head(
     model = _from_config(auto_class, config, dtype=torch.float32, trust_remote_code=False, **options)
     _fit_to_tokenizer(model, pretrained)
     return model
+
+
+def _fit_to_labels(
+    model: PreTrainedModel, saved: PreTrainedConfig, auto_class: Any, new: Sequence[str]
+) -> list[str]:
+    """Order the rows of the output layer by the model's labels; draw them anew for other labels than saved.
+
+    Args:
+        model: the model, with the weights that were saved.
+        saved: the configuration that was saved, with the labels of these weights.
+        auto_class: the Auto class of the model.
+        new: names of weights that were not saved.
+
+    Returns:
+        The names of the weights that this call has drawn.
+    """
+    before, labels = names_of(saved), names_of(model.config)
+    output = {
+        name: weight
+        for name, weight in model.named_parameters()
+        if name not in new and weight.shape[:1] == (len(labels),) and not is_of_base_model(name, model)
+    }
+    if before == labels or not output:
+        return []
+    if sorted(before) == sorted(labels):
+        for weight in output.values():
+            weight.data = weight.data[[before.index(label) for label in labels]]
+        return []
+    drawn = _from_config(auto_class, model.config, dtype=torch.float32, trust_remote_code=False)
+    weights = dict(drawn.named_parameters())
+    for name, weight in output.items():
+        weight.data = weights[name].data
+    return list(output)
 
 
 def _fit_to_tokenizer(model: PreTrainedModel, pretrained: Pretrained) -> None:
