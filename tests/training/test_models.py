@@ -102,7 +102,9 @@ def test_the_output_layer_follows_the_names_of_the_labels(encoder, tmp_path, cap
     assert not set(other.classifier.weight.flatten().tolist()) & set(
         model.classifier.weight.flatten().tolist()
     )
-    for (name, weight), kept in zip(model.base_model.named_parameters(), other.base_model.parameters()):
+    for (name, weight), kept in zip(
+        model.base_model.named_parameters(), other.base_model.parameters(), strict=True
+    ):
         assert torch.equal(weight, kept) or "classifier" in name, name
 
 
