@@ -76,6 +76,8 @@ def main() -> None:
     """Train what is missing of what is asked for, and compare once all are there."""
     args, more = parse_arguments()
     side_by_side.quiet()
+    options = {name: str(getattr(args, name)) for name in ("data", "teacher", "max_steps", "quick")}
+    side_by_side.check_options(args.output, {**options, "flags": more})
     for seed in args.seeds:
         for name in args.only or WAYS:
             if not is_done(args.output / f"{seed}" / name):

@@ -101,9 +101,13 @@ def main() -> None:
     args, more = parse_arguments()
     side_by_side.quiet()
     numbers = write_subsets(args)
+    epochs_of = dict(zip(numbers, args.epochs or [None] * len(numbers), strict=True))
+    options = {"model": str(args.model.resolve()), "config": args.config, "quick": args.quick, "flags": more}
+    for labels, epochs in epochs_of.items():
+        side_by_side.check_options(args.output / f"{labels}", {**options, "epochs": epochs})
     results = {
         (begins, labels): result(args, begins, labels, epochs, more)
-        for labels, epochs in zip(numbers, args.epochs or [None] * len(numbers), strict=True)
+        for labels, epochs in epochs_of.items()
         for begins in args.only or BEGINNINGS
     }
     if len(results) == len(BEGINNINGS) * len(numbers):

@@ -76,7 +76,6 @@ QUICK = {"rows": 8, "test_rows": 8, "updates": 2, "documents_per_update": 4}
 TOKENS_AT_ONCE = 8192  # of a batch; more documents are accumulated
 EVALUATIONS = 4  # on the validation split during a training
 DATA, SHAPES, RUNS, RESULT_FILE = "data", "shapes", "runs", "long_documents.json"
-OPTIONS_FILE = "options.json"
 OPTIONS = ("layers", "review_tokens", "rows", "test_rows", "updates", "documents_per_update", "learning_rate")
 
 
@@ -90,7 +89,7 @@ def main() -> None:
         return
     if args.picture:
         check_picture(args.picture)
-    check_options(args)
+    side_by_side.check_options(args.output, {name: getattr(args, name) for name in OPTIONS})
     for length in args.lengths:
         write_documents(args, length)
     for row in asked_for(args):
@@ -132,21 +131,6 @@ def parse_arguments() -> argparse.Namespace:
             f"more from the first, does not fit; give {least} or more"
         )
     return args
-
-
-def check_options(args: argparse.Namespace) -> None:
-    """Raise `UserError` if the output folder holds trainings with other options; record those of new ones."""
-    record = args.output / OPTIONS_FILE
-    asked = {name: getattr(args, name) for name in OPTIONS}
-    if not record.is_file():
-        args.output.mkdir(parents=True, exist_ok=True)
-        write_json(record, asked)
-    for name, value in json.loads(record.read_text()).items():
-        if value != asked[name]:
-            option = f"--{name.replace('_', '-')}"
-            raise UserError(
-                f"{option} {asked[name]}: {args.output} holds trainings with {value}; give another --output"
-            )
 
 
 def far(layers: int) -> int:

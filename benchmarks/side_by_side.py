@@ -21,6 +21,8 @@ from vaswani.data.pair_tokens import tokenize_corpus
 from vaswani.data.sources.corpus import load_corpus
 from vaswani.data.sources.corpus_spec import CorpusSpec
 from vaswani.data.tokenization import train_tokenizer
+from vaswani.errors import UserError
+from vaswani.files.atomic_files import write_json
 from vaswani.training.config.training_arguments import TrainingArguments
 from vaswani.training.trainer.seq2seq import Trainer
 
@@ -33,6 +35,27 @@ _SMALL = {"d_model": 128, "layers": 4, "attention_heads": 4, "ffn_dim": 256}
 _BASE = {"d_model": 512, "layers": 6, "attention_heads": 8, "ffn_dim": 2048}
 _DEEP = {**_BASE, "layers": 12, "decoder_layers": 1}  # of translators that must be fast
 SHAPES = {"tiny": _TINY, "small": _SMALL, "base": _BASE, "deep": _DEEP}
+
+
+def check_options(folder: Path, options: dict[str, Any]) -> None:
+    """Record the options of the trainings in a folder, so that later calls do not mix them with others.
+
+    Args:
+        folder: where the trainings lie.
+        options: what they depend on, as JSON values; None leaves the choice to a configuration.
+
+    Raises:
+        UserError: the folder holds trainings with other options.
+    """
+    record = folder / "options.json"
+    if not record.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(record, options)
+    for name, value in json.loads(record.read_text()).items():
+        if value != options[name]:
+            raise UserError(
+                f"{folder} holds trainings with {name}={value}, not {options[name]}; give another --output"
+            )
 
 
 def our_config(shape: str, vocab_size: int = VOCAB_SIZE) -> VaswaniConfig:

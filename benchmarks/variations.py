@@ -32,7 +32,7 @@ from vaswani.training.config.config_file import load_config
 from vaswani.training.runs.translation import train
 
 BASE = "base"
-QUICK = {"vocab_size": 300, "save_steps": 1}
+QUICK = {"vocab_size": 300, "save_steps": 1, "warmup_steps": 0}
 QUICK_UPDATES = 2
 QUICK_ROWS = 8  # of the validation split
 RESULT_FILE = "result.json"
@@ -82,6 +82,13 @@ def run(study: Study, description: str) -> None:
     """
     args = parse_arguments(study, description)
     side_by_side.quiet()
+    options = {
+        "data": str(args.data.resolve()),
+        "max_steps": args.max_steps,
+        "bf16": args.bf16,
+        "quick": args.quick,
+    }
+    side_by_side.check_options(args.output, options)
     corpus = CorpusSpec(str(args.data), source_field="en", target_field="de")
     validation = load_corpus(corpus, ["validation"]).split("validation")
     if args.quick:

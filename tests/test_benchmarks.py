@@ -25,6 +25,7 @@ from tiny_runs import TINY_MODEL, TINY_RUN, as_flags
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.data.sources.dates import DATE_FORMATS, DateWriter, generate_dates
 from vaswani.data.tokenization import save_tokenizers, train_tokenizer
+from vaswani.errors import UserError
 from vaswani.files.run_files import SETTINGS_FILE
 from vaswani.kernels import sparse_native
 from vaswani.training.config.arguments import RunConfig
@@ -381,6 +382,14 @@ def configs_of_study(variations: ModuleType, name: str, folder: Path) -> dict[st
     study = importlib.import_module(name).STUDY
     args = argparse.Namespace(output=folder / "out", data=folder, max_steps=8, bf16=False, quick=False)
     return {name: variations.config_of(study, args, name, 0) for name in study.variations}
+
+
+def test_trainings_with_other_options_raise_an_error(side_by_side: ModuleType, tmp_path: Path):
+    options = {"rows": 8, "flags": ["--bf16"]}
+    side_by_side.check_options(tmp_path / "runs", options)
+    side_by_side.check_options(tmp_path / "runs", options)
+    with pytest.raises(UserError, match="runs holds trainings with rows=8, not 9; give another --output"):
+        side_by_side.check_options(tmp_path / "runs", {**options, "rows": 9})
 
 
 @pytest.mark.parametrize("study", ["table3", "recipe"])
