@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import side_by_side
 from vaswani.cli.splits import located
-from vaswani.data.evenly_spread import at_most
+from vaswani.data.evenly_spread import limit_rows
 from vaswani.data.sources.corpus import load_corpus
 from vaswani.data.sources.corpus_spec import CorpusSpec
 from vaswani.evaluation.confidence import Estimate, resampled_scores
@@ -48,7 +48,7 @@ def main() -> None:
     split, place = located([args.data], args.split)
     spec = CorpusSpec(**place, source_field=args.source_field, target_field=args.target_field)
     rows = load_corpus(spec, [split]).splits[split]
-    rows = at_most(rows, QUICK_ROWS if args.quick else None)
+    rows = limit_rows(rows, QUICK_ROWS if args.quick else None)
     articles, references = rows["source"][:], rows["target"][:]
     baselines = {
         f"the first {words} words": [" ".join(article.split()[:words]) for article in articles]

@@ -196,7 +196,7 @@ def test_a_model_without_attention_gives_an_error(tmp_path: Path, capfd) -> None
 def test_more_weights_than_a_page_holds_give_an_error(
     models: Path, tmp_path: Path, capfd, monkeypatch
 ) -> None:
-    monkeypatch.setattr(page, "MOST_WEIGHTS", 10)
+    monkeypatch.setattr(page, "MAX_WEIGHTS", 10)
     output = tmp_path / "page.html"
     status, _, errors = attention(
         capfd, "--model", models / "encoder", "--source", "one two", "--output", output

@@ -10,8 +10,8 @@ from vaswani.errors import UserError
 
 LARGEST = 2**31 - 1  # enough for every option that counts or measures something
 LARGEST_SEED = 2**32 - 1  # numpy's limit
-MOST_BEAMS = 1000
-MOST_POSITIONS = 2**20  # of a table
+MAX_BEAMS = 1000
+MAX_POSITIONS = 2**20  # of a table
 LARGEST_ALPHA = 10  # of a length penalty
 
 

@@ -12,9 +12,9 @@ from toy_translation import SHAPE, toy_model, toy_tokenizer
 from vaswani import Translator, VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.demo.language_model import CompletionView
 from vaswani.demo.models import Prompter, open_model
-from vaswani.demo.sparse import LEAST_BLOCKS, show_pattern, sparse_patterns
+from vaswani.demo.sparse import MIN_BLOCKS, show_pattern, sparse_patterns
 from vaswani.demo.translation import TranslationView
-from vaswani.demo.view import part_or_problem
+from vaswani.demo.view import html_or_error
 from vaswani.insight import figures
 from vaswani.insight.attention import read_attention
 from vaswani.insight.sparse_patterns import density
@@ -64,7 +64,7 @@ def test_the_picture_of_a_pattern_is_described(tokens: int) -> None:
     (pattern,) = sparse_patterns(toy_model(encoder_attention="sparse", **SPARSE)).values()
     html = unescape(show_pattern(pattern, tokens))
     blocks = -(-tokens // 4)
-    drawn = max(blocks, LEAST_BLOCKS)
+    drawn = max(blocks, MIN_BLOCKS)
     assert f"{tokens} tokens fill {blocks} of the blocks of 4 tokens" in html
     assert (f"the picture shows {drawn} blocks" in html) == (drawn != blocks)
     described = re.findall(r'alt="(.*?)"', html)
@@ -76,5 +76,5 @@ def test_the_picture_of_a_pattern_is_described(tokens: int) -> None:
 def test_without_matplotlib_the_page_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "find_spec", lambda name: None)
     (pattern,) = sparse_patterns(toy_model(encoder_attention="sparse", **SPARSE)).values()
-    html = unescape(part_or_problem(lambda: show_pattern(pattern, 9)))
+    html = unescape(html_or_error(lambda: show_pattern(pattern, 9)))
     assert "drawing needs matplotlib: pip install 'vaswani[plots]'" in html

@@ -13,12 +13,12 @@ from toy_labels import save_toy_answerer, save_toy_classifier, save_toy_decoder,
 from toy_translation import SHAPE, save_toy_checkpoint, toy_model, toy_sources, toy_tokenizer
 from vaswani import QuestionAnswerer, Translator, VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.data.text_codec import TextCodec
-from vaswani.demo.answering import MOST_SPANS, NO_ANSWER, AnswerView
+from vaswani.demo.answering import MAX_SPANS, NO_ANSWER, AnswerView
 from vaswani.demo.classification import ClassificationView
 from vaswani.demo.language_model import SAMPLES, TOP_K, CompletionView, MaskView
 from vaswani.demo.models import Classifier, MaskFiller, Prompter, Summarizer, open_model
 from vaswani.demo.translation import SummaryView, TranslationView
-from vaswani.demo.view import MOST_CHARACTERS, View
+from vaswani.demo.view import MAX_CHARACTERS, View
 from vaswani.errors import RunError
 from vaswani.interop import export_folder
 
@@ -86,7 +86,7 @@ def test_a_longer_text_than_the_model_reads_is_refused_with_the_limit() -> None:
     text, html = view.show("one two three four five six")
     assert text == ""
     assert problem(html) == "the text has 7 tokens, and the model reads at most 6; shorten it"
-    assert "50,000" in problem(view.show("a" * (MOST_CHARACTERS + 1))[1])
+    assert "50,000" in problem(view.show("a" * (MAX_CHARACTERS + 1))[1])
 
 
 def test_learned_positions_are_a_limit_too() -> None:
@@ -212,7 +212,7 @@ def test_answers_are_those_of_the_model_and_marked_in_their_text(folder: Path, d
     (expected,) = view.answerer.answer([("rome", CONTEXT)])
     assert text == expected.text
     told = [[each.text, f"{each.start} to {each.end}", f"{each.score:.3f}"] for each in expected.spans]
-    assert rows(html) == told[:MOST_SPANS]
+    assert rows(html) == told[:MAX_SPANS]
     (whole,) = re.findall(r'<p class="text" dir="auto">(.*?)</p>', html)
     before, found, after = re.fullmatch("(.*)<mark>(.*)</mark>(.*)", whole).groups()
     assert (unescape(found), len(unescape(before))) == (expected.text, expected.spans[0].start)
@@ -237,7 +237,7 @@ def test_a_question_needs_a_text(folder: Path) -> None:
     text, html = view.show("who", " ")
     assert text == ""
     assert "Give a text that may answer the question." in html
-    assert "50,000" in problem(view.show("who", "a" * (MOST_CHARACTERS + 1))[1])
+    assert "50,000" in problem(view.show("who", "a" * (MAX_CHARACTERS + 1))[1])
     assert view.show("who", "ann saw oslo " * 60)[0]  # in windows
 
 

@@ -17,7 +17,7 @@ from vaswani.data.text.sequences import boundary_token_ids
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.distillation.output_cache import OutputCache
 from vaswani.distillation.teacher_texts import (
-    Writing,
+    ContinuationSettings,
     continue_texts,
     read_texts,
     store_texts,
@@ -32,8 +32,8 @@ SHORT = ["", "The dog"]
 TEXTS = [*toy_documents(8, sentences=3), *SHORT, *toy_documents(4, seed=1, sentences=3)]
 TOKENIZER = train_tokenizer(toy_documents(20), 300, purpose="causal")
 BEGIN, END = boundary_token_ids(TOKENIZER)
-GREEDY = Writing(prompt_tokens=5, most_tokens=22, temperature=0)
-SAMPLED = Writing(prompt_tokens=5, most_tokens=22, temperature=0.8, top_p=0.9, seed=3)
+GREEDY = ContinuationSettings(prompt_tokens=5, most_tokens=22, temperature=0)
+SAMPLED = ContinuationSettings(prompt_tokens=5, most_tokens=22, temperature=0.8, top_p=0.9, seed=3)
 
 
 def toy_author(max_tokens_per_batch: int = 10_000) -> LanguageModel:
@@ -51,7 +51,7 @@ def token_ids(text: str) -> list[int]:
 
 
 @torch.no_grad()
-def slowly(author: LanguageModel, text: str, number: int, writing: Writing) -> str | None:
+def slowly(author: LanguageModel, text: str, number: int, writing: ContinuationSettings) -> str | None:
     """One text by itself, token by token, without a cache."""
     text_ids = token_ids(text)[: writing.most_tokens]
     if len(text_ids) <= writing.prompt_tokens:
@@ -75,7 +75,9 @@ def slowly(author: LanguageModel, text: str, number: int, writing: Writing) -> s
 
 @pytest.mark.parametrize("max_tokens_per_batch", [1, 60, 10_000])
 @pytest.mark.parametrize("writing", [GREEDY, SAMPLED, replace(SAMPLED, prompt_tokens=0, top_p=1.0)])
-def test_texts_are_those_of_a_loop_over_single_tokens(writing: Writing, max_tokens_per_batch: int) -> None:
+def test_texts_are_those_of_a_loop_over_single_tokens(
+    writing: ContinuationSettings, max_tokens_per_batch: int
+) -> None:
     author, numbers = toy_author(max_tokens_per_batch), range(len(TEXTS))
     done: list[int] = []
     written = continue_texts(author, TEXTS, numbers, writing, done.append)
@@ -141,7 +143,7 @@ def test_multi_byte_characters_survive_the_end_of_the_prompt() -> None:
 
     with patch.object(author, "continue_drafts", rest):
         for count in range(len(token_ids(text))):
-            assert continue_texts(author, [text], [0], Writing(count, 99)) == [text]
+            assert continue_texts(author, [text], [0], ContinuationSettings(count, 99)) == [text]
 
 
 # The cache.

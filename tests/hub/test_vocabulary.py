@@ -11,7 +11,7 @@ from toy_translation import save_toy_checkpoint, toy_model, toy_tokenizer
 from vaswani.data.tokenization import save_tokenizers
 from vaswani.errors import UserError
 from vaswani.hub.checkpoint import load_checkpoint
-from vaswani.hub.vocabulary import most_spare
+from vaswani.hub.vocabulary import max_unused_rows
 
 SIZE = len(toy_tokenizer())
 
@@ -45,7 +45,7 @@ def folder_with(tmp_path: Path, **fields: Any) -> Path:
 def test_a_padded_vocabulary_is_distinguished_from_another_tokenizer(
     rows: int, tokens: int, is_ours: bool, belong: bool
 ) -> None:
-    assert (rows - tokens <= most_spare(rows, is_ours)) == belong
+    assert (rows - tokens <= max_unused_rows(rows, is_ours)) == belong
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ def test_spans_of_all_windows_of_a_question_are_combined():
         [context, " "],
         [first, second, other],
         [found(5, (2, 0, 0), (1, 2, 2)), found(3, (4, 1, 1)), found(1, (-np.inf, 0, 0))],
-        most=5,
+        n_best=5,
     )
     assert answer.spans == [Span("rome", 8, 12, 4.0), Span("ann", 0, 3, 2.0)]
     assert answer.null_score == 3
@@ -341,7 +341,7 @@ def test_fields_of_another_model_are_refused(saved, tmp_path, capfd):
 def test_of_equal_spans_the_first_and_shortest_is_best():
     windows = [Window(0, {}, 0, 0, [(0, 3), (4, 7)])]
     for spans in ([(2, 1, 1), (2, 0, 1), (2, 0, 0)], [(2, 0, 0), (2, 1, 1), (2, 0, 1)]):
-        (answer,) = answers_of(["ann saw"], windows, [found(0, *spans)], most=3)
+        (answer,) = answers_of(["ann saw"], windows, [found(0, *spans)], n_best=3)
         assert [span.text for span in answer.spans] == ["ann", "ann saw", "saw"]
 
 

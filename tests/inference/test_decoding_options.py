@@ -227,15 +227,18 @@ def test_where_limits_conflict_for_a_source_the_maximum_applies() -> None:
     translator = translator_of("marian", min_length=9, max_length_ratio=2.0)
     sources = [len(ids) for ids in translator.sides.sources.token_ids(["one", "one two three"])]
     assert 2 * sources[0] < 9
-    assert [translator.lengths.least(length) for length in sources] == [
+    assert [translator.lengths.min_tokens(length) for length in sources] == [
         min(9, 2 * length) for length in sources
     ]
     assert len(outputs_of(translator, ["one"])[0].token_ids) == 2 * sources[0]
-    assert Translator(toy_model(), toy_tokenizer(), max_length_ratio=1.1).lengths.most(10) == 11
-    assert Translator(toy_model(), toy_tokenizer(), max_length_ratio=1.4).lengths.most(45) == 63
-    assert Translator(toy_model(), toy_tokenizer(), max_length_ratio=0.01).lengths.most(10) == 1
-    assert Translator(toy_model(), toy_tokenizer(), max_length_ratio=9).lengths.most(10) == 90
-    assert Translator(toy_model(), toy_tokenizer(), max_length_ratio=9, max_length=70).lengths.most(10) == 70
+    assert Translator(toy_model(), toy_tokenizer(), max_length_ratio=1.1).lengths.max_tokens(10) == 11
+    assert Translator(toy_model(), toy_tokenizer(), max_length_ratio=1.4).lengths.max_tokens(45) == 63
+    assert Translator(toy_model(), toy_tokenizer(), max_length_ratio=0.01).lengths.max_tokens(10) == 1
+    assert Translator(toy_model(), toy_tokenizer(), max_length_ratio=9).lengths.max_tokens(10) == 90
+    assert (
+        Translator(toy_model(), toy_tokenizer(), max_length_ratio=9, max_length=70).lengths.max_tokens(10)
+        == 70
+    )
 
 
 # Repetition.

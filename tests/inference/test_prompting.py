@@ -21,9 +21,9 @@ from toy_prompting import NUMERALS, numeral_rows, numeral_task, save_toy_checkpo
 from vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig, VaswaniForCausalLM, VaswaniForMaskedLM
 from vaswani.errors import UserError
 from vaswani.inference.prompt.prompting import (
-    Answer,
     Prompter,
     PromptingResult,
+    TaskAnswer,
     count_answers,
     wilson_interval,
 )
@@ -76,7 +76,7 @@ def test_an_answer_holds_prompt_expected_and_given_text(prompter: Prompter) -> N
     answer = prompter.answer(task, 1, seed=3).answers[5]
     (shot,) = task.draw_shots(5, 1, seed=3)
     prompt = f"0: cero, {shot.prompt}{shot.answer}, 5:"
-    assert answer == Answer(6, 1, prompt, expected="cinco", given="cinco", right=True)
+    assert answer == TaskAnswer(6, 1, prompt, expected="cinco", given="cinco", right=True)
     chosen = prompter.answer(numeral_task(**CHOSEN, description="0: cero"), 1, seed=3).answers[5]
     assert (chosen.prompt, chosen.expected, chosen.given) == (prompt, " cinco", " cinco")
     assert chosen.scores is not None
@@ -283,7 +283,7 @@ def test_wilsons_interval_holds_the_probabilities_that_the_share_does_not_refute
 
 
 def test_a_result_has_a_text_and_a_dictionary_form() -> None:
-    answers = [Answer(row, 1, "", "", "", right=row <= 3) for row in range(1, 5)]
+    answers = [TaskAnswer(row, 1, "", "", "", right=row <= 3) for row in range(1, 5)]
     result = PromptingResult(1, answers)
     assert (result.right, result.accuracy) == (3, 75.0)
     low, high = result.interval

@@ -514,7 +514,7 @@ def test_a_chat_is_read_as_in_training(chatting: PreTrainedTokenizerBase) -> Non
     model = ours().double().eval()
     row = RowBuilder(chatting, "train").row({"messages": json.dumps(CHAT)})
     generator = TextGenerator(model, chatting, max_new_tokens=NEW_TOKENS)
-    (prompt,) = generator.language_model.encode([generator._ask(CHAT[:1], 0).text], rendered=True)
+    (prompt,) = generator.language_model.encode([generator._request(CHAT[:1], 0).text], rendered=True)
     assert list(prompt.token_ids) == row.token_ids[: row.prompt_length]
     texts = generator([CHAT[:1], "the cat", CHAT])
     assert texts == [*generator([CHAT[:1]]), *generator(["the cat"]), *generator([CHAT[:1]])]

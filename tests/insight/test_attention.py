@@ -27,7 +27,7 @@ from vaswani import (
 )
 from vaswani.data.tokenization import save_tokenizers, train_tokenizer
 from vaswani.errors import RunError, UserError
-from vaswani.insight.attention import MOST_TOKENS, AttentionMap, load_attention_model, read_attention
+from vaswani.insight.attention import MAX_TOKENS, AttentionMap, load_attention_model, read_attention
 from vaswani.insight.token_texts import TokenTexts
 
 SOURCE, TARGET = "the big cat sees two dogs", "große Katze hört zwei Vögel"
@@ -177,7 +177,7 @@ def test_an_empty_text_is_refused(side: str, text: str) -> None:
 
 
 def test_a_long_text_is_refused_with_the_limit() -> None:
-    long = "one " * MOST_TOKENS
+    long = "one " * MAX_TOKENS
     for texts in ((long, None), ("one", long)):
         with pytest.raises(
             UserError, match=r"has [\d,]+ tokens, and attention is read for up to 1,024; shorten"

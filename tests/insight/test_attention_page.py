@@ -119,9 +119,9 @@ def test_missing_non_finite_or_too_many_weights_raise_an_error(monkeypatch: pyte
         attention_page([broken])
     maps = maps_of_pair(ENGLISH, GERMAN)
     count = sum(each.weights.numel() for each in maps)
-    monkeypatch.setattr(page, "MOST_WEIGHTS", count)
+    monkeypatch.setattr(page, "MAX_WEIGHTS", count)
     attention_page(maps)
-    monkeypatch.setattr(page, "MOST_WEIGHTS", count - 1)
+    monkeypatch.setattr(page, "MAX_WEIGHTS", count - 1)
     with pytest.raises(
         UserError, match=f"at most {count - 1:,} weights, and these texts give {count:,}; give"
     ):

@@ -9,7 +9,7 @@ from drawn import check_no_texts_overlap, check_nothing_is_cut_off, pixels_at
 from vaswani.errors import UserError
 from vaswani.insight import fonts
 from vaswani.insight.attention import AttentionMap
-from vaswani.insight.attention_plots import MOST_LABELS, draw_arcs, draw_heatmap, draw_sheet, weights_of
+from vaswani.insight.attention_plots import MAX_LABELS, draw_arcs, draw_heatmap, draw_sheet, weights_of
 
 QUERIES = ("it", "chased", "x" * 60, "it")
 KEYS = ("The", "the_longest_of_all_words", "动物动物动物", "حيوان", "</s>")
@@ -137,7 +137,7 @@ def test_a_layer_or_head_that_is_not_there_is_refused(layer, head, message):
 
 
 def test_too_many_labels_or_heads_raise_an_error():
-    many = ["a"] * (MOST_LABELS + 1)
+    many = ["a"] * (MAX_LABELS + 1)
     with pytest.raises(UserError, match=r"labels for up to 100 queries, not 101; shorten the text, join"):
         draw_heatmap(a_map(queries=many))
     with pytest.raises(UserError, match=r"labels for up to 100 keys, not 101"):

@@ -187,8 +187,8 @@ def test_without_random_draws_shorter_texts_have_the_same_pattern(
     pattern = SparsePattern(4, block_size=1, **blocks)
     drawn = set()
     for count in range(2, 12):
-        drawn.add(pattern.draws(count))
-        if not pattern.draws(count):
+        drawn.add(pattern.varies_with_length(count))
+        if not pattern.varies_with_length(count):
             longest = pattern.block_mask(count)
             for other in range(1, count):
                 assert torch.equal(longest[:, :other, :other], pattern.block_mask(other))

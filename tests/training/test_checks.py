@@ -18,7 +18,7 @@ from vaswani.errors import RunError, UserError
 from vaswani.training.config.training_arguments import TrainingArguments
 from vaswani.training.runs import base as base_run
 from vaswani.training.runs import checks
-from vaswani.training.runs.checks import check_attention_kernel, rehearse
+from vaswani.training.runs.checks import check_attention_kernel, dry_run
 from vaswani.training.runs.translation import TrainingRun
 
 QUIET = {"use_cpu": True, "learning_rate": 1e-3}
@@ -67,7 +67,7 @@ def test_invalid_arguments_raise_an_error_before_training(options, message, tmp_
     monkeypatch.setattr(checks, "get_token", lambda: None)
     args = TrainingArguments(**{**QUIET, "output_dir": "run", **options})
     with pytest.raises(UserError, match=message) as refused:
-        rehearse(args)
+        dry_run(args)
     assert "\n" not in str(refused.value)
     assert not list(tmp_path.iterdir())
 
@@ -77,7 +77,7 @@ def test_the_rehearsal_does_not_change_valid_arguments(tmp_path, monkeypatch):
     more = {"optim": "sgd", "optim_args": "nesterov=True, momentum=0.9", "eval_strategy": "epoch"}
     args = TrainingArguments(**QUIET, output_dir="run", lr_scheduler_type="linear", **more)
     before = args.to_dict()
-    rehearse(args)
+    dry_run(args)
     assert args.to_dict() == before
     assert not list(tmp_path.iterdir())
 

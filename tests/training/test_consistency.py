@@ -80,7 +80,7 @@ def test_the_loss_is_half_that_of_the_paper(monkeypatch, smoothing, rows_at_a_ti
         torch.autograd.grad(3 * loss, leaves), torch.autograd.grad(3 * expected, leaves, retain_graph=True)
     )
     assert means.total == pytest.approx(divergence.item() / 40)
-    of_logits = consistency_loss(labels, 40, **given).of_logits(projection(states))
+    of_logits = consistency_loss(labels, 40, **given).from_logits(projection(states))
     torch.testing.assert_close(of_logits, expected)
     torch.testing.assert_close(torch.autograd.grad(of_logits, leaves), torch.autograd.grad(expected, leaves))
     counted = consistency_loss(labels, None, **given)(states, projection)
@@ -97,7 +97,7 @@ def test_logits_far_apart_have_a_finite_loss():
     means = Means()
     loss = consistency_loss(torch.tensor([[0]]), None, weight=2.0, label_smoothing=0.0, means=means)
     logits = torch.tensor([[[1e4, 0.0]], [[0.0, 1e4]]], requires_grad=True)
-    value = loss.of_logits(logits)
+    value = loss.from_logits(logits)
     value.backward()
     assert means.total == pytest.approx(1e4)
     assert value.item() == pytest.approx((1e4 + 2 * 1e4) / 2)
@@ -111,7 +111,7 @@ def test_under_autocast_the_divergence_of_halves_is_not_rounded():
         means = Means()
         loss = consistency_loss(labels, None, weight=ALPHA, label_smoothing=0.1, means=means)
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            assert loss.of_logits(logits).dtype == torch.float32
+            assert loss.from_logits(logits).dtype == torch.float32
         totals.append(means.total)
     assert totals[0] == pytest.approx(totals[1], rel=1e-6)
 

@@ -11,7 +11,7 @@ from tiny_runs import as_flags
 from vaswani.errors import UserError
 from vaswani.training.config.config_file import load_config
 from vaswani.training.runs import failures
-from vaswani.training.runs.failures import blame_size, describe_failure
+from vaswani.training.runs.failures import describe_failure, explain_out_of_memory
 from vaswani.training.runs.translation import train
 
 
@@ -61,9 +61,12 @@ def test_out_of_memory_while_reading_is_not_blamed_on_batches(tmp_path):
 
 
 def test_a_model_too_large_for_memory_is_not_blamed_on_batches():
-    with pytest.raises(UserError, match="the model does not fit into memory: lower its widths"), blame_size():
+    with (
+        pytest.raises(UserError, match="the model does not fit into memory: lower its widths"),
+        explain_out_of_memory(),
+    ):
         torch.empty(2**60)
-    with pytest.raises(RuntimeError, match="something else"), blame_size():
+    with pytest.raises(RuntimeError, match="something else"), explain_out_of_memory():
         raise RuntimeError("something else")
 
 

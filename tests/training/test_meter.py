@@ -124,7 +124,7 @@ def test_a_training_logs_the_measurements(tiny_run):
     run.run()
     logged = [entry for entry in trainers[0].state.log_history if "loss" in entry]
     assert len(logged) == 6
-    planned = PlannedSchedule.of_config(run.config).learning_rates(range(1, 7))
+    planned = PlannedSchedule.from_config(run.config).learning_rates(range(1, 7))
     assert [entry["learning_rate"] for entry in logged] == pytest.approx(planned)
     for entry in logged:
         assert entry["tokens_per_second"] > 100

@@ -12,7 +12,7 @@ from vaswani.cli import run
 from vaswani.errors import RunError
 from vaswani.training.config.config_file import load_config
 from vaswani.training.runs.translation import TrainingRun
-from vaswani.training.trainer.finite_updates import MOST_SKIPPED
+from vaswani.training.trainer.finite_updates import MAX_SKIPPED
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_logged_losses_are_of_the_updates_that_were_made(options, tmp_path, step
 
 def test_too_many_skipped_updates_raise_an_error(options):
     always = PoisonedRun({**options, "non_finite_loss": "skip"}, set(range(2, 30)))
-    with pytest.raises(RunError, match=f"not finite in update {2 + MOST_SKIPPED}; "):
+    with pytest.raises(RunError, match=f"not finite in update {2 + MAX_SKIPPED}; "):
         always.run()
 
 

@@ -130,12 +130,12 @@ def nullable(config: type[BaseConfig]) -> list[str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_flag_can_set_any_nullable_field_to_none(kind):
-    of_flags = config_file._Fields(KINDS[kind].config).of_flags
+    from_flags = config_file._Fields(KINDS[kind].config).from_flags
     names = nullable(KINDS[kind].config)
     assert {"learning_rate", "max_test_rows"} & {*names}
     for name in names:
-        assert of_flags([(f"--{name}", name, ["none"])]) == {name: None}, name
-        assert of_flags([(f"--{name}", name, ["None"])]) == {name: None}, name
+        assert from_flags([(f"--{name}", name, ["none"])]) == {name: None}, name
+        assert from_flags([(f"--{name}", name, ["None"])]) == {name: None}, name
 
 
 def test_none_overrides_a_file(tmp_path):

@@ -116,12 +116,12 @@ def test_a_planned_schedule_is_that_of_the_optimizer(name, options):
 
 
 def test_a_configuration_plans_its_schedule():
-    base = PlannedSchedule.of_config(load_config("base"))
+    base = PlannedSchedule.from_config(load_config("base"))
     assert (base.name, base.warmup_steps, base.max_steps) == ("inverse_sqrt", 4000, 100_000)
     assert base.peak == paper_peak_learning_rate(512, 4000)
     flags = ["--learning_rate", "0.5", "--lr_scheduler_type", "polynomial", "--warmup_steps", "0.25"]
     flags += ["--lr_scheduler_kwargs", '{"power": 2.0}']
-    assert PlannedSchedule.of_config(load_config("base", flags), 80) == PlannedSchedule(
+    assert PlannedSchedule.from_config(load_config("base", flags), 80) == PlannedSchedule(
         "polynomial", 0.5, 20, 80, {"power": 2.0}
     )
 
@@ -139,7 +139,7 @@ def test_a_configuration_plans_its_schedule():
             "'cosine_with_min_lr' needs other lr_scheduler_kwargs, in a configuration: One of min_lr",
         ),
         (
-            lambda: PlannedSchedule.of_config(load_config("base", ["--max_steps", "-1"])),
+            lambda: PlannedSchedule.from_config(load_config("base", ["--max_steps", "-1"])),
             "trains for num_train_epochs=3, of unknown length; give --max_steps",
         ),
     ],

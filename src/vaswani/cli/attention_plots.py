@@ -8,7 +8,7 @@ import typer
 from vaswani.cli.attention import AttendingModel, SourceText, TargetText
 from vaswani.cli.options import language_options, number, takes_language_options, takes_loading_options
 from vaswani.cli.plots import Dark, Picture, plot
-from vaswani.cli.screen import begin_work, say
+from vaswani.cli.screen import begin_work, print_line
 from vaswani.errors import UserError
 
 KINDS = ("encoder", "decoder", "cross")
@@ -78,7 +78,7 @@ def plot_attention(
             figure = draw_heatmap(attention, place, head, dark=dark)
     save_figure(figure, output)
     count = f"{len(attention.queries)} queries to {len(attention.keys)} keys"
-    say(f"saved {output}: {attention.kind} attention of {count}")
+    print_line(f"saved {output}: {attention.kind} attention of {count}")
 
 
 def _check_options(

@@ -97,39 +97,41 @@ def predict(
 
     check_not_input(output_name, input_name)
     folder = local_folder(model, loading["revision"], weights=False)
-    of_texts = {"text_field": text_field, "text_pair_field": text_pair_field}
-    of_questions = {"question_field": question_field, "context_field": context_field}
+    text_fields = {"text_field": text_field, "text_pair_field": text_pair_field}
+    question_fields = {"question_field": question_field, "context_field": context_field}
     if auto_class_of(read_config(folder)).__name__ == "AutoModelForQuestionAnswering":
-        _check_none({**of_texts, "threshold": threshold}, "predicts labels", "answers questions")
-        way = _with_answers(input_name, of_questions, folder)
+        _check_unset({**text_fields, "threshold": threshold}, "predicts labels", "answers questions")
+        job = _answer_job(input_name, question_fields, folder)
         loading |= {} if top_k is None else {"n_best": top_k}
     else:
-        _check_none(of_questions, "answers questions", "does not")
-        way = _with_labels(input_name, of_texts, folder)
+        _check_unset(question_fields, "answers questions", "does not")
+        job = _label_job(input_name, text_fields, folder)
         loading["threshold"] = threshold
     loading |= {"max_length": max_length, "max_tokens_per_batch": max_tokens_per_batch}
-    load = partial(way.of_class.from_pretrained, model, **loading)
-    with way.opened as texts:
-        report = write_results(load, texts, way.predict, output_name, buffer_size, top_k=top_k)
+    load = partial(job.model_class.from_pretrained, model, **loading)
+    with job.texts as texts:
+        report = write_results(load, texts, job.predict, output_name, buffer_size, top_k=top_k)
     warn(f"predicted {report}")
 
 
-class _Way(NamedTuple):
+class _PredictionJob(NamedTuple):
     """How to read and predict the texts of an input."""
 
-    opened: AbstractContextManager[Any]
-    of_class: Any  # loads the model
+    texts: AbstractContextManager[Any]
+    model_class: Any  # loads the model
     predict: Callable[..., Any]
 
 
-def _check_none(options: dict[str, Any], does: str, found: str) -> None:
+def _check_unset(options: dict[str, Any], expected_task: str, task: str) -> None:
     """Raise `UserError` for an option that only other models use."""
     for name, value in options.items():
         if value is not None:
-            raise UserError(f"--{name} is for a model that {does}, and this one {found}; leave it out")
+            raise UserError(
+                f"--{name} is for a model that {expected_task}, and this one {task}; leave it out"
+            )
 
 
-def _with_labels(name: str, fields: dict[str, str | None], folder: Path) -> _Way:
+def _label_job(name: str, fields: dict[str, str | None], folder: Path) -> _PredictionJob:
     """Open texts, pairs or a tagger's words; fields that are not given are those of the training."""
     from vaswani.files.run_settings import read_settings
     from vaswani.inference.classify.classification import Classifier, task_of_checkpoint
@@ -138,16 +140,16 @@ def _with_labels(name: str, fields: dict[str, str | None], folder: Path) -> _Way
 
     is_tagger, trained = task_of_checkpoint(folder) == "tagging", read_settings(folder)
     if is_tagger:
-        _check_is_text(name, folder)
+        _check_not_columns(name, folder)
     # A model of pairs does not read single texts.
     pair_field = fields["text_pair_field"] or trained.get("text_pair_field")
     default = trained.get("text_field") or "text"
     where: dict[str, Any] = {"option": "text_field", "default": default, "pair_field": pair_field}
-    opened = open_texts(name, fields["text_field"], added=ADDED, words=is_tagger, **where)
-    return _Way(opened, Classifier, predict_texts)
+    texts = open_texts(name, fields["text_field"], added=ADDED, words=is_tagger, **where)
+    return _PredictionJob(texts, Classifier, predict_texts)
 
 
-def _check_is_text(name: str, folder: Path) -> None:
+def _check_not_columns(name: str, folder: Path) -> None:
     """Raise `UserError` if a file of texts has a word with tags of the model in each line, as CoNLL's do."""
     from vaswani.data.sources.conll import sentences
     from vaswani.files.line_files import COLUMN_ENDINGS, open_lines
@@ -168,11 +170,11 @@ def _check_is_text(name: str, folder: Path) -> None:
         )
 
 
-def _with_answers(name: str, fields: dict[str, str | None], folder: Path) -> _Way:
+def _answer_job(name: str, fields: dict[str, str | None], folder: Path) -> _PredictionJob:
     """Open questions, each with its text."""
     from vaswani.files.run_settings import read_settings
     from vaswani.inference.answer.answering import QuestionAnswerer
     from vaswani.inference.answer.files import answer_questions, open_questions
 
-    opened = open_questions(name, fields, read_settings(folder))
-    return _Way(opened, QuestionAnswerer, answer_questions)
+    texts = open_questions(name, fields, read_settings(folder))
+    return _PredictionJob(texts, QuestionAnswerer, answer_questions)

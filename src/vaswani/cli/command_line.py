@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from vaswani.cli.commands import app
-from vaswani.cli.screen import flush_standard_output, tell
+from vaswani.cli.screen import flush_standard_output, print_message
 from vaswani.cli.startup import let_ctrl_c_kill, rank
 from vaswani.errors import (
     PipeClosedError,
@@ -52,10 +52,10 @@ def run(arguments: Sequence[str]) -> int:
         status, message = _status_and_message(error)
         was_stopped = isinstance(error, StoppedError) or isinstance(error.__cause__, KeyboardInterrupt)
         if message and not (was_stopped and rank() > 0):  # all processes stop for the same reason
-            _tell(message)
+            _print_failure(message)
         return status
     if status == TYPER_INTERRUPTED:
-        tell("interrupted")
+        print_message("interrupted")
         return 1
     return status or 0
 
@@ -83,17 +83,17 @@ def _show_warning(
 ) -> None:
     """Write this package's own warnings as one line, and others with the place in the code."""
     if issubclass(category, UserWarning) and Path(filename).is_relative_to(PACKAGE):
-        tell(str(message))
+        print_message(str(message))
     else:
-        tell(f"{category.__name__}: {message} ({filename}:{lineno})")
+        print_message(f"{category.__name__}: {message} ({filename}:{lineno})")
 
 
-def _tell(message: str) -> None:
+def _print_failure(message: str) -> None:
     """Write a message on standard error. When several processes fail, rank 0 writes first."""
     number = rank()
     if number > 0:
         time.sleep(SECONDS_BEFORE_OTHER_RANKS_TELL)  # a launcher ends the others when one has failed
-    tell(f"{f'process {number}: ' if number > 0 else ''}{message}")
+    print_message(f"{f'process {number}: ' if number > 0 else ''}{message}")
 
 
 def _status_and_message(error: Exception) -> tuple[int, str]:

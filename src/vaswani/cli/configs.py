@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from vaswani.cli.app import Application, app
-from vaswani.cli.screen import say
+from vaswani.cli.screen import print_line
 from vaswani.files import named_configs
 
 USES = {
@@ -30,9 +30,9 @@ def list_configs(context: typer.Context) -> None:
     names = named_configs.config_names()
     width = max(map(len, names))
     for verb, use in USES.items():
-        say(use)
+        print_line(use)
         for name in (name for name in names if named_configs.command(name) == verb):
-            say(f"  {name:<{width}}  {named_configs.summary(name)}")
+            print_line(f"  {name:<{width}}  {named_configs.summary(name)}")
 
 
 @configs.command()
@@ -40,4 +40,4 @@ def show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="As `vaswani configs` lists it.")],
 ) -> None:
     """Print a configuration, to save and edit: vaswani configs show dates > my_dates.yaml."""
-    say(named_configs.shipped_config(name).read_text(encoding="utf-8").rstrip("\n"))
+    print_line(named_configs.shipped_config(name).read_text(encoding="utf-8").rstrip("\n"))

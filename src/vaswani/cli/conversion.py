@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from vaswani.bounds import MOST_POSITIONS
+from vaswani.bounds import MAX_POSITIONS
 from vaswani.cli.app import app
 from vaswani.cli.options import OutputFolder, check_models, model_option, number, seed_of
-from vaswani.cli.screen import begin_work, say
+from vaswani.cli.screen import begin_work, print_line
 from vaswani.errors import UserError
 
 SourceModel = Annotated[
@@ -49,7 +49,7 @@ def convert(
     begin_work()
     made = convert_folder(source, output, to, architecture)
     tokenizer = "with its tokenizer" if made.has_tokenizer else "without a tokenizer: the source has none"
-    say(
+    print_line(
         f"saved {output}: {made.before} → {made.after}, {made.num_parameters:,} parameters, {tokenizer}; "
         f"outputs differ by at most {made.difference:.1g}"
     )
@@ -81,7 +81,7 @@ def export(
             help="Maximum number of tokens of a text, for models with sinusoidal positions or none, with "
             "ctranslate2. Default: 2048.",
             at_least=1,
-            at_most=MOST_POSITIONS,
+            at_most=MAX_POSITIONS,
         ),
     ] = None,
 ) -> None:
@@ -100,12 +100,12 @@ def export(
     engine = {"ctranslate2": "for CTranslate2", "marian": "as a MarianMT", "onnx": "for ONNX Runtime"}[to]
     weights = "" if to == "marian" else f"{quantization or 'float32'}, "
     head = f", without the head of {made.without_head_of}" if made.without_head_of else ""
-    say(
+    print_line(
         f"saved {output}: {made.name} {engine}, {weights}{made.num_parameters:,} parameters, "
         f"{made.size / 2**20:.1f} MiB{head}"
     )
     if made.modules:
-        say(
+        print_line(
             f"left to whoever runs it, as modules.json says: {', '.join(made.modules)} (the export has the "
             "states of the tokens)"
         )
@@ -135,7 +135,7 @@ def combine(
     begin_work()
     set_seed(seed)
     model = combine_folders(encoder, decoder, output)
-    say(f"saved {output}: {model.num_parameters():,} parameters")
+    print_line(f"saved {output}: {model.num_parameters():,} parameters")
 
 
 @app.command()
@@ -154,7 +154,7 @@ def merge(
 
     begin_work()
     model = merge_folder(source, output)
-    say(f"saved {output}: {model.num_parameters():,} parameters")
+    print_line(f"saved {output}: {model.num_parameters():,} parameters")
 
 
 @app.command()
@@ -202,12 +202,12 @@ def average(
     from vaswani.interop.averaging import average as average_checkpoints
 
     begin_work()
-    chosen = _chosen(sources, last, best, metric)
+    chosen = _checkpoints_to_average(sources, last, best, metric)
     parameters = average_checkpoints(chosen, output)
-    say(f"saved {output}: {parameters:,} parameters, the mean of {' '.join(map(str, chosen))}")
+    print_line(f"saved {output}: {parameters:,} parameters, the mean of {' '.join(map(str, chosen))}")
 
 
-def _chosen(
+def _checkpoints_to_average(
     sources: list[str], last: int | None, best: int | None, metric: str | None
 ) -> list[str] | list[Path]:
     """Return the checkpoints to average."""

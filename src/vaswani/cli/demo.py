@@ -12,7 +12,7 @@ from vaswani.cli.options import (
     takes_language_options,
     takes_loading_options,
 )
-from vaswani.cli.screen import begin_work, say, warn
+from vaswani.cli.screen import begin_work, print_line, warn
 
 DEFAULT_PORT = 7860  # Gradio's
 
@@ -61,5 +61,5 @@ def demo(
     }
     folder = local_folder(model[0], loading["revision"])
     answers = isinstance(models[names[0]], QuestionAnswerer)
-    serve(build_demo(models, find_questions(folder) if answers else find_examples(folder)), port, say)
+    serve(build_demo(models, find_questions(folder) if answers else find_examples(folder)), port, print_line)
     warn("stopped")

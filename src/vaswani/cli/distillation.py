@@ -16,7 +16,7 @@ from vaswani.cli.options import (
     model_option,
     takes_translator_options,
 )
-from vaswani.cli.screen import begin_work, progress_bar, say, warn
+from vaswani.cli.screen import begin_work, print_line, progress_bar, warn
 from vaswani.cli.splits import as_in_training, check_columns, load_split
 from vaswani.errors import UserError
 
@@ -59,7 +59,7 @@ def student(
         allow_mismatch,
     )
     fewer = 100 * (1 - after / before)
-    say(f"saved {output}: teacher {before:,} parameters, student {after:,} ({fewer:.1f} % fewer)")
+    print_line(f"saved {output}: teacher {before:,} parameters, student {after:,} ({fewer:.1f} % fewer)")
 
 
 @app.command()
@@ -159,7 +159,7 @@ def compare(
         )
     write_report(comparison, folder)
     warn(f"wrote the report into {folder}")
-    say(as_markdown(comparison).rstrip("\n"))
+    print_line(as_markdown(comparison).rstrip("\n"))
 
 
 def _without_folders(data: str) -> str:

@@ -98,7 +98,7 @@ def embed(
     from vaswani.inference.inputs import open_texts
 
     unit = _unit(words, tokens)
-    _check_use(unit, pooling, subtoken_pooling, backward_model)
+    _check_options(unit, pooling, subtoken_pooling, backward_model)
     check_output(unit, output_name)
     if unit == "text":
         check_pooling()
@@ -147,7 +147,7 @@ def _unit(words: bool, tokens: bool) -> "Unit":
     return "word" if words else "token" if tokens else "text"
 
 
-def _check_use(
+def _check_options(
     unit: "Unit", pooling: str | None, subtoken_pooling: str | None, backward_model: str | None
 ) -> None:
     """Raise `UserError` for an option that would have no effect."""

@@ -1,7 +1,7 @@
 """`vaswani env`."""
 
 from vaswani.cli.app import app
-from vaswani.cli.screen import say
+from vaswani.cli.screen import print_line
 
 
 @app.command()
@@ -31,10 +31,10 @@ def env() -> None:
         "GPUs": ", ".join(gpus) or "none",
     }
     for name, value in rows.items():
-        say(f"{name:16}{value}")
-    say("\nkernels")
+        print_line(f"{name:16}{value}")
+    print_line("\nkernels")
     for name, reason in active_kernels().items():
-        say(f"  {name:18}{'active' if reason is None else f'not active: {reason}'}")
+        print_line(f"  {name:18}{'active' if reason is None else f'not active: {reason}'}")
     if onednn.IS_BUILT:  # the one setting of the process that our models change
         limits = " and ".join(onednn.CACHE_LIMITS)
-        say(f"\noneDNN caches the last {onednn.CACHED_SHAPES} shapes, unless {limits} say otherwise.")
+        print_line(f"\noneDNN caches the last {onednn.CACHED_SHAPES} shapes, unless {limits} say otherwise.")

@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vaswani.bounds import MOST_BEAMS
+from vaswani.bounds import MAX_BEAMS
 from vaswani.cli.app import app
 from vaswani.cli.options import model_option, number
-from vaswani.cli.screen import begin_work, say
+from vaswani.cli.screen import begin_work, print_line
 from vaswani.errors import UserError, listing
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def estimate(
     ] = None,
     num_beams: Annotated[
         int,
-        number("--num_beams", help="Hypotheses of each row in decoding.", at_least=1, at_most=MOST_BEAMS),
+        number("--num_beams", help="Hypotheses of each row in decoding.", at_least=1, at_most=MAX_BEAMS),
     ] = 1,
     device: Annotated[
         str,
@@ -107,7 +107,7 @@ def estimate(
     found = compute(shape, work, rates)
     if measure:
         add_measurements(found, seconds)
-    say(finite_json(found) if as_json else table(found))
+    print_line(finite_json(found) if as_json else table(found))
 
 
 def _model(config: str | None, model: str | None) -> "VaswaniPreTrainedModel":

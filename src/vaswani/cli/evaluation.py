@@ -12,11 +12,11 @@ import typer
 from vaswani.cli import evaluation_options
 from vaswani.cli.app import app
 from vaswani.cli.evaluation_options import (
+    ENGINE_OPTIONS,
+    ENSEMBLE_OPTIONS,
     FIELDS,
     NAMES,
-    OF_ENGINES,
-    OF_ENSEMBLES,
-    OF_SEARCH,
+    SEARCH_OPTIONS,
     check_options,
     kind_of,
 )
@@ -27,7 +27,7 @@ from vaswani.cli.options import (
     takes_options_of,
     takes_translator_options,
 )
-from vaswani.cli.screen import begin_work, check_standard_output, progress_bar, say, warn
+from vaswani.cli.screen import begin_work, check_standard_output, print_line, progress_bar, warn
 from vaswani.cli.splits import as_in_training, check_columns, files_in, load_split, located
 from vaswani.errors import UserError
 from vaswani.files.json_files import finite_json
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedConfig
 
-LOADING = (*OF_ENGINES, "max_tokens_per_batch", "revision", "device", "allow_mismatch")
+LOADING = (*ENGINE_OPTIONS, "max_tokens_per_batch", "revision", "device", "allow_mismatch")
 
 
 @dataclass(frozen=True)
-class Asked:
+class EvaluationRequest:
     """A requested evaluation.
 
     Args:
@@ -80,16 +80,16 @@ class Asked:
     @property
     def engine_options(self) -> dict[str, Any]:
         """The engine and, if they are given, the types of the weights."""
-        return {name: self.options[name] for name in OF_ENGINES if self.options[name] is not None}
+        return {name: self.options[name] for name in ENGINE_OPTIONS if self.options[name] is not None}
 
-    def trained(self, *tasks: str) -> dict[str, Any]:
+    def training_settings(self, *tasks: str) -> dict[str, Any]:
         """Return the settings of the model's training; empty if its task is not one of these."""
         from vaswani.files.run_settings import read_settings
 
         settings = read_settings(self.folder)
         return settings if settings.get("task") in tasks else {}
 
-    def load(
+    def load_rows(
         self, load: Callable[..., Any], spec_class: Callable[..., Any], trained: dict[str, Any], **more: Any
     ) -> tuple[str, "Dataset"]:
         """Load the rows (see `load_split`) with the fields that are given, else those of a training."""
@@ -98,9 +98,9 @@ class Asked:
         output = self.options["output_name"]
         return load_split(load, spec_class, self.files, self.split, output=output, **fields, **more)
 
-    def opened(self, of_class: Any, **more: Any) -> Any:
+    def load_model(self, model_class: Any, **more: Any) -> Any:
         """Load the model with a class for inference."""
-        return of_class.from_pretrained(
+        return model_class.from_pretrained(
             self.models[0], **{name: self.options[name] for name in LOADING}, **more
         )
 
@@ -160,30 +160,30 @@ def evaluate(
         )
     if kind == "seq2seq" and output_name is not None:
         check_not_json(output_name, "translate with --scores for lines of JSON")
-    record = _score(Asked(model, folder, kind, files, split, options))
+    record = _score(EvaluationRequest(model, folder, kind, files, split, options))
     if as_json:
-        say(finite_json({"model": model if len(model) > 1 else model[0], "data": files, **record}))
+        print_line(finite_json({"model": model if len(model) > 1 else model[0], "data": files, **record}))
 
 
-def _score(asked: Asked) -> dict[str, Any]:
+def _score(request: EvaluationRequest) -> dict[str, Any]:
     """Evaluate a model: write its outputs, print the scores, and return them."""
     from vaswani.files.line_files import LineWriter
 
-    if asked.kind not in EVALUATIONS:
-        return _evaluate_texts(asked)
-    with LineWriter(asked.options["output_name"] or os.devnull) as writer:
-        found, lines, record = EVALUATIONS[asked.kind](asked)
+    if request.kind not in EVALUATIONS:
+        return _evaluate_texts(request)
+    with LineWriter(request.options["output_name"] or os.devnull) as writer:
+        result, lines, record = EVALUATIONS[request.kind](request)
         for line in lines:
             writer.write(line)
-    say(str(found))
-    return record | found.to_dict()
+    print_line(str(result))
+    return record | result.to_dict()
 
 
 # The scores of an evaluation, the lines of the output, and further entries of the record.
-Found = tuple[Any, Iterator[str], dict[str, Any]]
+EvaluationOutcome = tuple[Any, Iterator[str], dict[str, Any]]
 
 
-def _evaluate_pairs(asked: Asked) -> Found:
+def _evaluate_pairs(request: EvaluationRequest) -> EvaluationOutcome:
     """Translate or summarize the sources of pairs, and score the outputs."""
     from vaswani.data.sources.corpus import load_corpus
     from vaswani.data.sources.corpus_spec import CorpusSpec
@@ -193,20 +193,22 @@ def _evaluate_pairs(asked: Asked) -> Found:
     from vaswani.inference.translate.files import as_text
     from vaswani.inference.translate.translation import Translator
 
-    check_columns(asked.files, asked.fields)
-    trained = asked.trained(*METRICS_OF_TASK)
-    task = asked.options["task"] or trained.get("task", "translation")
+    check_columns(request.files, request.fields)
+    trained = request.training_settings(*METRICS_OF_TASK)
+    task = request.options["task"] or trained.get("task", "translation")
     check_task(task)
-    split, rows = asked.load(load_corpus, CorpusSpec, trained)
-    options = _as_in_training(asked.options, trained)
-    translator = Translator.from_pretrained(asked.models, **options)
+    split, rows = request.load_rows(load_corpus, CorpusSpec, trained)
+    options = _as_in_training(request.options, trained)
+    translator = Translator.from_pretrained(request.models, **options)
     scorers = partial(score_texts, task=task), partial(resampled_scores, task=task)
     with progress_bar(len(rows), " rows") as bar:
-        found = evaluate_translator(translator, rows, scorers[0], bar.update, scorers[1])
-    names = (*OF_ENSEMBLES, *OF_ENGINES, "num_beams", "length_penalty", "max_source_length", "max_length")
-    search = {name: options[name] for name in (*names, *OF_SEARCH) if options[name] is not None}
+        result = evaluate_translator(translator, rows, scorers[0], bar.update, scorers[1])
+    names = (*ENSEMBLE_OPTIONS, *ENGINE_OPTIONS, "num_beams", "length_penalty", "max_source_length")
+    search = {
+        name: options[name] for name in (*names, "max_length", *SEARCH_OPTIONS) if options[name] is not None
+    }
     search |= {"num_beams": translator.options.num_beams, "max_source_length": translator.max_source_length}
-    return found, map(as_text, found.translations), {"split": split, "task": task, **search}
+    return result, map(as_text, result.translations), {"split": split, "task": task, **search}
 
 
 def _as_in_training(options: dict[str, Any], trained: dict[str, Any]) -> dict[str, Any]:
@@ -227,80 +229,80 @@ def _as_in_training(options: dict[str, Any], trained: dict[str, Any]) -> dict[st
     return {**TRANSLATOR_DEFAULTS, "max_source_length": "auto", **known, **given}
 
 
-def _evaluate_labels(asked: Asked) -> Found:
+def _evaluate_labels(request: EvaluationRequest) -> EvaluationOutcome:
     """Predict labels, and score them."""
     from vaswani.data.labels.labelled import LabelledSpec, load_labelled
     from vaswani.evaluation.labels import evaluate_labels
     from vaswani.inference.classify.classification import Classifier, names_of, task_of
     from vaswani.training.trainer.labels import TASKS
 
-    task = task_of(asked.config)
+    task = task_of(request.config)
     assert task is not None  # as the model is of this kind
-    trained = asked.trained(task)
-    split, rows = asked.load(load_labelled, LabelledSpec, trained, task=task)
-    labels, where = TASKS[task](names_of(asked.config)), f"{split} of {' and '.join(asked.files)}"
+    trained = request.training_settings(task)
+    split, rows = request.load_rows(load_labelled, LabelledSpec, trained, task=task)
+    labels, where = TASKS[task](names_of(request.config)), f"{split} of {' and '.join(request.files)}"
     labels.check_known(rows["label"][:], where, "the model does not know; it knows")
-    threshold = asked.options["threshold"]
+    threshold = request.options["threshold"]
     given = {} if threshold is None else {"threshold": threshold}
-    classifier = asked.opened(Classifier, max_length=asked.max_length, **given)
+    classifier = request.load_model(Classifier, max_length=request.max_length, **given)
     with progress_bar(len(rows), " rows") as bar:
-        found = evaluate_labels(classifier, rows, bar.update)
+        result = evaluate_labels(classifier, rows, bar.update)
     lines = (
         finite_json(
             {**row, "prediction": prediction.label, "probability": prediction.probability}, ensure_ascii=False
         )
-        for row, prediction in zip(rows, found.predictions, strict=True)
+        for row, prediction in zip(rows, result.predictions, strict=True)
     )
     search = {"max_length": classifier.max_length, **given}
-    return found, lines, {"split": split, "task": task, **asked.engine_options, **search}
+    return result, lines, {"split": split, "task": task, **request.engine_options, **search}
 
 
-def _evaluate_questions(asked: Asked) -> Found:
+def _evaluate_questions(request: EvaluationRequest) -> EvaluationOutcome:
     """Answer questions, and score the answers."""
     from vaswani.data.questions.question_rows import QuestionSpec, load_questions
     from vaswani.evaluation.answers import evaluate_answers
     from vaswani.inference.answer.answering import QuestionAnswerer
 
     task = "question_answering"
-    split, rows = asked.load(load_questions, QuestionSpec, asked.trained(task))
-    threshold = asked.options["null_score_diff_threshold"]
-    answerer = asked.opened(
-        QuestionAnswerer, max_length=asked.max_length, null_score_diff_threshold=threshold
+    split, rows = request.load_rows(load_questions, QuestionSpec, request.training_settings(task))
+    threshold = request.options["null_score_diff_threshold"]
+    answerer = request.load_model(
+        QuestionAnswerer, max_length=request.max_length, null_score_diff_threshold=threshold
     )
     with progress_bar(len(rows), " rows") as bar:
-        found = evaluate_answers(answerer, rows, bar.update)
+        result = evaluate_answers(answerer, rows, bar.update)
     lines = (
         finite_json({**row, "prediction": answer.text}, ensure_ascii=False)
-        for row, answer in zip(rows, found.answers, strict=True)
+        for row, answer in zip(rows, result.answers, strict=True)
     )
     search = {**vars(answerer.lengths), "max_answer_length": answerer.max_answer_length}
     search["null_score_diff_threshold"] = answerer.null_score_diff_threshold
-    return found, lines, {"split": split, "task": task, **asked.engine_options, **search}
+    return result, lines, {"split": split, "task": task, **request.engine_options, **search}
 
 
-EVALUATIONS: dict[str, Callable[[Asked], Found]] = {
+EVALUATIONS: dict[str, Callable[[EvaluationRequest], EvaluationOutcome]] = {
     "seq2seq": _evaluate_pairs,
     "labels": _evaluate_labels,
     "questions": _evaluate_questions,
 }
 
 
-def _evaluate_texts(asked: Asked) -> dict[str, Any]:
+def _evaluate_texts(request: EvaluationRequest) -> dict[str, Any]:
     """Score a model on texts or completions; print the scores and return them."""
     from vaswani.files.run_settings import read_settings
     from vaswani.hub.checkpoint import local_folder
     from vaswani.training.runs.evaluation import evaluate_completions, evaluate_language_model
 
-    options, files = asked.options, asked.files
-    folder = local_folder(asked.models[0], options["revision"])
-    if len(files) == 2 and asked.kind != "completions":
+    options, files = request.options, request.files
+    folder = local_folder(request.models[0], options["revision"])
+    if len(files) == 2 and request.kind != "completions":
         raise UserError(f"a language model is evaluated on one file of texts, got {files[0]} and {files[1]}")
-    split, place = located(files, asked.split)
+    split, place = located(files, request.split)
     settings = {
         **place,
         "dataset_config": options["dataset_config"],
-        **asked.fields,
-        "max_length": asked.max_length,
+        **request.fields,
+        "max_length": request.max_length,
         "max_tokens_per_batch": options["max_tokens_per_batch"],
         "use_cpu": True if options["device"] == "cpu" else None,
     }
@@ -308,11 +310,11 @@ def _evaluate_texts(asked: Asked) -> dict[str, Any]:
         raise UserError(
             f"device {options['device']!r} cannot be used for a language model; expected 'cpu' or 'cuda'"
         )
-    more = {"max_rows": options["max_rows"], "settings": settings, "tell": warn}
+    more = {"max_rows": options["max_rows"], "settings": settings, "report": warn}
     try:
-        if asked.kind == "completions":
+        if request.kind == "completions":
             return evaluate_completions(folder, split, **more)
-        objective = read_settings(folder)["objective"] if asked.kind == "denoising" else asked.kind
+        objective = read_settings(folder)["objective"] if request.kind == "denoising" else request.kind
         return evaluate_language_model(folder, objective, split, stride=options["stride"], **more)
     except UserError as error:
         if "max_length" not in str(error):

@@ -28,7 +28,7 @@ NAMES = {
     "completions": "a causal language model with prompts",
     "denoising": "an encoder-decoder that was pre-trained on texts",
 }
-# The fields of the rows on which each kind is evaluated; `TAKES` has the kinds that take an option.
+# The fields of the rows on which each kind is evaluated; `ACCEPTED_BY` has the kinds that take an option.
 FIELDS: dict[str, tuple[str, ...]] = {
     "seq2seq": ("source_field", "target_field"),
     "labels": ("text_field", "text_pair_field", "label_field", "label_separator"),
@@ -38,16 +38,16 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "completions": ("prompt_field", "completion_field", "messages_field"),
     "questions": ("context_field", "question_field", "answers_field", "answer_start_field"),
 }
-OF_SEARCH = (
+SEARCH_OPTIONS = (
     *("num_beams", "length_penalty", "too_long", "max_length", "min_length", "max_length_ratio"),
     *("min_length_ratio", "no_repeat_ngram_size", "repetition_penalty", "coverage_penalty", "mbr_metric"),
     *("temperature", "top_k", "top_p", "seed", "replace_unknown", "banned_phrases", "required_phrases"),
 )
-OF_ENSEMBLES = ("ensemble_weights", "ensemble_average")
-OF_ENGINES = ("engine", "quantization", "dtype")
-OF_LANGUAGES = ("source_language", "target_language", "source_prefix")
-TAKES = {
-    **dict.fromkeys((*OF_SEARCH, *OF_LANGUAGES, *OF_ENSEMBLES, "task"), ("seq2seq",)),
+ENSEMBLE_OPTIONS = ("ensemble_weights", "ensemble_average")
+ENGINE_OPTIONS = ("engine", "quantization", "dtype")
+LANGUAGE_OPTIONS = ("source_language", "target_language", "source_prefix")
+ACCEPTED_BY = {
+    **dict.fromkeys((*SEARCH_OPTIONS, *LANGUAGE_OPTIONS, *ENSEMBLE_OPTIONS, "task"), ("seq2seq",)),
     **{
         name: tuple(kind for kind, fields in FIELDS.items() if name in fields)
         for name in chain.from_iterable(FIELDS.values())
@@ -55,7 +55,7 @@ TAKES = {
     "null_score_diff_threshold": ("questions",),
     "threshold": ("labels",),
     "stride": ("causal",),
-    **dict.fromkeys((*OF_ENGINES, "output_name", "allow_mismatch"), ("seq2seq", "labels", "questions")),
+    **dict.fromkeys((*ENGINE_OPTIONS, "output_name", "allow_mismatch"), ("seq2seq", "labels", "questions")),
 }
 FLAGS = {"output_name": "output", "banned_phrases": "ban", "required_phrases": "require"}
 
@@ -176,9 +176,9 @@ def kind_of(folder: Path, options: dict[str, Any]) -> str:
     if options["engine"] == "ctranslate2":
         return "seq2seq"
     kind = _kind_of_class(folder)
-    if kind == "causal" and _completes(folder, options):
+    if kind == "causal" and _evaluates_completions(folder, options):
         return "completions"
-    if kind == "seq2seq" and _denoises(folder, options):
+    if kind == "seq2seq" and _evaluates_denoising(folder, options):
         return "denoising"
     return kind
 
@@ -204,7 +204,7 @@ def _kind_of_class(folder: Path) -> str:
     return kind
 
 
-def _completes(folder: Path, options: dict[str, Any]) -> bool:
+def _evaluates_completions(folder: Path, options: dict[str, Any]) -> bool:
     """Return True if the options or the training of a causal model select evaluation on completions."""
     from vaswani.files.run_settings import read_settings
 
@@ -214,7 +214,7 @@ def _completes(folder: Path, options: dict[str, Any]) -> bool:
     return not as_text and read_settings(folder).get("task") == "completion"
 
 
-def _denoises(folder: Path, options: dict[str, Any]) -> bool:
+def _evaluates_denoising(folder: Path, options: dict[str, Any]) -> bool:
     """Return True if an encoder-decoder is evaluated on texts, as in pre-training, and not on pairs."""
     from vaswani.files.run_settings import read_settings
 
@@ -225,7 +225,7 @@ def _denoises(folder: Path, options: dict[str, Any]) -> bool:
 
 def check_options(kind: str, given: dict[str, Any]) -> None:
     """Raise `UserError` for an option that has no effect on a model of this kind."""
-    for name, kinds in TAKES.items():
+    for name, kinds in ACCEPTED_BY.items():
         if kind not in kinds and given[name] not in (None, TRANSLATOR_DEFAULTS.get(name)):
             flag = FLAGS.get(name, name)
             of = " or ".join(NAMES[one] for one in kinds)

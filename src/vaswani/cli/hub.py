@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vaswani.cli.app import app
-from vaswani.cli.screen import begin_work, say
+from vaswani.cli.screen import begin_work, print_line
 
 if TYPE_CHECKING:
     from vaswani.hub.run_metadata import RunMetadata
@@ -45,7 +45,7 @@ def card(
         check_repo_name(repo)
     facts = _facts(model, language, license_name, data_name, data_url, data_license)
     name = repo or model.absolute().name
-    say(str(model_card(facts, name)).rstrip("\n"))
+    print_line(str(model_card(facts, name)).rstrip("\n"))
 
 
 @app.command()
@@ -76,7 +76,7 @@ def push(
     begin_work()
     check_folder(model)
     facts = _facts(model, language, license_name, data_name, data_url, data_license)
-    say(f"published {push_folder(model, repo, facts, private=private or None, revision=revision)}")
+    print_line(f"published {push_folder(model, repo, facts, private=private or None, revision=revision)}")
 
 
 def _facts(

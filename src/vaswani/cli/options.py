@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from vaswani.bounds import LARGEST_ALPHA, LARGEST_SEED, MOST_BEAMS, Bounds
+from vaswani.bounds import LARGEST_ALPHA, LARGEST_SEED, MAX_BEAMS, Bounds
 from vaswani.errors import UserError
 from vaswani.hub.names import check_model_name
 
@@ -100,7 +100,7 @@ NumBeams = Annotated[
         "--num_beams",
         help="Beam size of the search; 1 is greedy. Default: 4.",
         at_least=1,
-        at_most=MOST_BEAMS,
+        at_most=MAX_BEAMS,
     ),
 ]
 LengthPenalty = Annotated[

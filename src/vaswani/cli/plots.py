@@ -9,7 +9,7 @@ import typer
 
 from vaswani.cli.app import Application, app
 from vaswani.cli.options import model_option, number, numbers_in, seed_of
-from vaswani.cli.screen import begin_work, say
+from vaswani.cli.screen import begin_work, print_line
 from vaswani.errors import UserError
 
 plot = Application(help="Plot how a model works.", no_args_is_help=True)
@@ -37,7 +37,7 @@ RandomSeed = Annotated[int, seed_of("the random blocks")]
 
 
 @contextmanager
-def _telling_users() -> Iterator[None]:
+def _as_user_error() -> Iterator[None]:
     """Turn the `ValueError` of a pattern that refuses a value into a `UserError`."""
     try:
         yield
@@ -76,7 +76,7 @@ def plot_sparse_pattern(
     from vaswani.model.sparse_pattern import SparsePattern
 
     check_picture(output)
-    with _telling_users():
+    with _as_user_error():
         pattern = SparsePattern(
             num_heads=heads,
             block_size=block_size,
@@ -89,7 +89,7 @@ def plot_sparse_pattern(
         )
         num_blocks = pattern.num_blocks(length)
     save_figure(draw_sparse_pattern(pattern, num_blocks, dark=dark), output)
-    say(f"saved {output}: density {100 * density(pattern, num_blocks):.1f} % of the block pairs")
+    print_line(f"saved {output}: density {100 * density(pattern, num_blocks):.1f} % of the block pairs")
 
 
 @plot.command("positions")
@@ -134,7 +134,7 @@ def plot_positions(
         size = (length or DEFAULT_LENGTH, width or DEFAULT_WIDTH)
         encodings = {name: sinusoids(*size, name) for name in layout or ["interleaved"]}
     save_figure(draw_positions(encodings, dark=dark), output)
-    say(f"saved {output}")
+    print_line(f"saved {output}")
 
 
 @plot.command("masks")
@@ -164,7 +164,7 @@ def plot_masks(
     from vaswani.insight.masks import attention_masks, draw_masks
     from vaswani.model.sparse_pattern import SparsePattern
 
-    with _telling_users():
+    with _as_user_error():
         pattern = SparsePattern(
             num_heads=1,
             block_size=block_size,
@@ -174,7 +174,7 @@ def plot_masks(
             seed=seed,
         )
     save_figure(draw_masks(attention_masks(sources, targets, pattern), dark=dark), output)
-    say(f"saved {output}")
+    print_line(f"saved {output}")
 
 
 @plot.command("schedule")
@@ -249,13 +249,13 @@ def plot_schedule(
             plan = PlannedSchedule(name, peak, warmup, max_steps or 100_000)
             plans[f"{name}, {warmup:,} updates of warm-up"] = plan
     for each in config or []:
-        plans[str(each)] = PlannedSchedule.of_config(load_any_config(find_config(each)), max_steps)
+        plans[str(each)] = PlannedSchedule.from_config(load_any_config(find_config(each)), max_steps)
     rates = {}
     for label, plan in plans.items():
         updates = drawn_updates(plan.max_steps)
         rates[label] = updates, plan.learning_rates(updates)
     save_figure(draw_schedules(rates, dark=dark), output)
-    say(f"saved {output}")
+    print_line(f"saved {output}")
 
 
 @plot.command("curves")
@@ -276,7 +276,7 @@ def plot_curves(
 
     check_picture(output)
     save_figure(draw_curves(read_histories(runs), against, dark=dark), output)
-    say(f"saved {output}")
+    print_line(f"saved {output}")
 
 
 @plot.command("quality")
@@ -303,7 +303,7 @@ def plot_quality(
     check_picture(output)
     models = [model for result in results for model in read_measured(result)]
     save_figure(draw_quality(models, metric, dark=dark), output)
-    say(f"saved {output}")
+    print_line(f"saved {output}")
 
 
 @plot.command("retention")
@@ -321,4 +321,4 @@ def plot_retention(
 
     check_picture(output)
     save_figure(draw_retention(read_measured(report), dark=dark), output)
-    say(f"saved {output}")
+    print_line(f"saved {output}")

@@ -9,7 +9,7 @@ import typer
 
 from vaswani.cli.app import app
 from vaswani.cli.options import model_option, number, numbers_in, seed_of, takes_engine_options
-from vaswani.cli.screen import begin_work, check_standard_output, progress_bar, say, warn
+from vaswani.cli.screen import begin_work, check_standard_output, print_line, progress_bar, warn
 from vaswani.errors import UserError
 from vaswani.files.json_files import finite_json
 
@@ -52,7 +52,7 @@ def prompt(
     from vaswani.inference.prompt.task_file import load_task
 
     check_standard_output()
-    task, counts = load_task(task_file), _numbers_of_shots(shots)
+    task, counts = load_task(task_file), _parse_shots(shots)
     for count in counts:
         task.check_shots(count)
     begin_work()
@@ -66,7 +66,7 @@ def prompt(
         )
         for count in counts:
             if results:
-                say(str(results[-1]))
+                print_line(str(results[-1]))
             with progress_bar(count_answers(task), " answers") as bar:
                 result = prompter.answer(task, count, seed=seed, progress=bar.update)
             _warn_of_fewer_shots(result, prompter.language_model.positions)
@@ -74,15 +74,15 @@ def prompt(
                 record = {"asked_shots": count, **asdict(answer)}
                 writer.write(finite_json(record, ensure_ascii=False))
             results.append(result)
-    say(str(results[-1]))  # after the answers are safe in their file
+    print_line(str(results[-1]))  # after the answers are safe in their file
     if as_json:
         scoring = {"generate": True} if task.generate else {"normalize": task.normalize}
         record = {"model": model, "task": str(task_file), **scoring, "seed": seed}
         record["results"] = [result.to_dict() for result in results]
-        say(finite_json(record))
+        print_line(finite_json(record))
 
 
-def _numbers_of_shots(text: str) -> list[int]:
+def _parse_shots(text: str) -> list[int]:
     numbers = numbers_in(text, int, f"shots={text}: expected a number, or several such as 0,1,4")
     if len(set(numbers)) < len(numbers):
         raise UserError(f"shots={text} names a number twice; give each once")

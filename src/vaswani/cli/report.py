@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from vaswani.cli.app import app
-from vaswani.cli.screen import say
+from vaswani.cli.screen import print_line
 
 
 @app.command()
@@ -16,5 +16,5 @@ def report(
     """Plot the curves of a training run into its folder, and print a summary."""
     from vaswani.insight.curves import read_history, save_curves, summary
 
-    say(summary(read_history(run)))
-    say(f"saved {save_curves(run)}")
+    print_line(summary(read_history(run)))
+    print_line(f"saved {save_curves(run)}")

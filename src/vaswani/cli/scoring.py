@@ -96,10 +96,10 @@ def score(
         **language_options(loading),
     }
     fields = {"source_field": source_field, "target_field": target_field, "text_field": text_field}
-    _check_use(is_seq2seq, {**of_pairs, **fields, "length_penalty": length_penalty}, target_file)
+    _check_options(is_seq2seq, {**of_pairs, **fields, "length_penalty": length_penalty}, target_file)
     options: dict[str, Any] = {name: value for name, value in of_pairs.items() if value is not None}
     added = [name for name in ADDED if tokens or name != "tokens"]
-    with _opened(model, is_seq2seq, input_name, target_file, fields, added) as (texts, target_field):
+    with _open_input(model, is_seq2seq, input_name, target_file, fields, added) as (texts, target_field):
         if target_file is not None and length_penalty != TRANSLATOR_DEFAULTS["length_penalty"]:
             raise UserError(
                 f"--length_penalty={length_penalty} sorts lists of targets, and a line of {target_file} is "
@@ -127,7 +127,7 @@ def score(
     warn(f"scored {report}")
 
 
-def _check_use(is_seq2seq: bool, given: dict[str, Any], target_file: str | None) -> None:
+def _check_options(is_seq2seq: bool, given: dict[str, Any], target_file: str | None) -> None:
     """Raise `UserError` for an option that has no effect on the model."""
     if is_seq2seq:
         unused, kinds = ["text_field"], ("a language model", "an encoder-decoder")
@@ -142,7 +142,7 @@ def _check_use(is_seq2seq: bool, given: dict[str, Any], target_file: str | None)
 
 
 @contextmanager
-def _opened(
+def _open_input(
     model: str,
     is_seq2seq: bool,
     name: str,

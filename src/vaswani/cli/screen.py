@@ -39,7 +39,7 @@ def check_standard_output() -> None:
     LineWriter(STANDARD_STREAM)
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Write a line on standard output, or raise a RunError."""
     LineWriter(STANDARD_STREAM).write(text)
 
@@ -61,7 +61,7 @@ def flush_standard_output() -> None:
         raise RunError(f"cannot write standard output: {reason(error)}") from error
 
 
-def tell(message: str) -> None:
+def print_message(message: str) -> None:
     """Write a line on standard error, if possible."""
     try:
         print(f"vaswani: {message}", file=sys.stderr, flush=True)
@@ -74,7 +74,7 @@ def warn(message: str) -> None:
     from tqdm import tqdm
 
     with tqdm.external_write_mode(file=sys.stderr):
-        tell(message)
+        print_message(message)
 
 
 def progress_bar(
@@ -137,5 +137,5 @@ class ProgressLines:
         told, delay = None, FIRST_DELAY
         while not self._ended.wait(delay):
             if self.total is not None or self.done != told:
-                tell(str(self))
+                print_message(str(self))
             told, delay = self.done, min(2 * delay, LONGEST_DELAY)

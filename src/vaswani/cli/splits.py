@@ -86,12 +86,12 @@ def load_split(
         output: file that gets a line for each row that is kept; named in the report.
         fields: fields of `spec_class`.
     """
-    from vaswani.data.evenly_spread import at_most
+    from vaswani.data.evenly_spread import limit_rows
 
     split, place = located(files, split)
     corpus = load(spec_class(**place, **fields), [split])
     whole: Any = corpus.split(split)
-    rows = at_most(whole, max_rows)
+    rows = limit_rows(whole, max_rows)
     report = corpus.reports[split]
     used = f", of which {max_rows:,} are used" if len(rows) < len(whole) else ""
     if output is not None and len(rows) < report.rows:

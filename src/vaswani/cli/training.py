@@ -11,7 +11,7 @@ import typer
 
 from vaswani.cli.app import app
 from vaswani.cli.options import number
-from vaswani.cli.screen import begin_work, say
+from vaswani.cli.screen import begin_work, print_line
 from vaswani.cli.training_help import check_flags, help_page
 from vaswani.errors import OutputError, RunError, UserError
 from vaswani.files.named_configs import command_of, find_config
@@ -20,7 +20,7 @@ from vaswani.training.launch.sigterm import ends_on_sigterm
 if TYPE_CHECKING:
     from vaswani.training.config.arguments import RunConfig
 
-MOST_PROCESSES = 1024
+MAX_PROCESSES = 1024
 
 ConfigFile = Annotated[Path | None, typer.Option("--config")]
 NumProcesses = Annotated[
@@ -29,7 +29,7 @@ NumProcesses = Annotated[
         *("--num_processes", "--num-processes"),
         help="Processes on this machine, one device each.",
         at_least=1,
-        at_most=MOST_PROCESSES,
+        at_most=MAX_PROCESSES,
     ),
 ]
 ShowHelp = Annotated[bool, typer.Option("--help", "-h")]
@@ -69,7 +69,7 @@ def _training_command(name: str, help: str, example: str, config_class: str, run
         show_help: ShowHelp = False,
     ) -> int | None:
         if show_help:
-            say(help_page(name, context.args))
+            print_line(help_page(name, context.args))
             return None
         if config is None and not context.args:
             raise UserError(
@@ -80,9 +80,9 @@ def _training_command(name: str, help: str, example: str, config_class: str, run
         path = None if config is None else find_config(config)
         with ends_on_sigterm(lambda: "before training began"):
             from vaswani.training.config.config_file import load_config
-            from vaswani.training.launch.processes import devices_left_alone
+            from vaswani.training.launch.processes import without_gpu_context
 
-            with devices_left_alone() if num_processes != 1 else nullcontext():
+            with without_gpu_context() if num_processes != 1 else nullcontext():
                 resolved = load_config(path, context.args, _imported(config_class))
             if num_processes != 1:
                 return _launch(context, config, num_processes, resolved)

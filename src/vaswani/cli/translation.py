@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vaswani.bounds import MOST_BEAMS
+from vaswani.bounds import MAX_BEAMS
 from vaswani.cli.app import app
 from vaswani.cli.options import (
     BufferSize,
@@ -36,7 +36,7 @@ NBest = Annotated[
         "--n_best",
         help="Number of hypotheses per text; written with their scores as JSONL.",
         at_least=1,
-        at_most=MOST_BEAMS,
+        at_most=MAX_BEAMS,
     ),
 ]
 Prefix = Annotated[str | None, typer.Option("--prefix", help="Every output begins with this text.")]

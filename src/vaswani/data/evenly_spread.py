@@ -15,8 +15,8 @@ def evenly_spread(num_items: int, num_chosen: int) -> list[int]:
     return np.linspace(0, num_items - 1, min(num_items, num_chosen)).round().astype(int).tolist()
 
 
-def at_most(rows: Dataset, most: int | None) -> Dataset:
-    """Return `most` evenly spaced rows; all rows if there are no more, or if `most` is None."""
-    if most is None or len(rows) <= most:
+def limit_rows(rows: Dataset, max_rows: int | None) -> Dataset:
+    """Return `max_rows` evenly spaced rows; all rows if there are no more, or if `max_rows` is None."""
+    if max_rows is None or len(rows) <= max_rows:
         return rows
-    return rows.select(evenly_spread(len(rows), most))
+    return rows.select(evenly_spread(len(rows), max_rows))

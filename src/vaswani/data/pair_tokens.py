@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 from vaswani.data import text_codec
 from vaswani.data.caching import map_to_file, tokenizer_key
 from vaswani.data.columns import Integers, integer_column
-from vaswani.data.evenly_spread import at_most
+from vaswani.data.evenly_spread import limit_rows
 from vaswani.data.sources.row_report import RowReport
 from vaswani.data.text_codec import Frame, Side, TextCodec
 from vaswani.errors import UserError
@@ -123,7 +123,7 @@ def unknown_share(dataset: Dataset, column: str, codec: TextCodec) -> float | No
     unknown = codec.unknown_id()
     if unknown is None:
         return None
-    rows = at_most(dataset, ROWS_TO_COUNT)
+    rows = limit_rows(dataset, ROWS_TO_COUNT)
     token_ids = np.fromiter(itertools.chain.from_iterable(rows[column][:]), dtype=np.int64)
     return float((token_ids == unknown).mean())
 

@@ -38,8 +38,8 @@ def sentencepiece_tokenizer(file: Path) -> PreTrainedTokenizerFast:
     model = _read(file)
     tokenizer = Tokenizer(_model_of(model, file))
     tokenizer.normalizer = _normalizer(model.normalizer_spec)
-    steps = [pre_tokenizers.Split(_beginnings(model.pieces), "merged_with_previous")]
-    if given := _given(model.pieces):
+    steps = [pre_tokenizers.Split(_control_symbol_starts(model.pieces), "merged_with_previous")]
+    if given := _user_defined_pieces(model.pieces):
         steps.append(pre_tokenizers.Split(Regex("|".join(map(re.escape, given))), "isolated"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     strip = [decoders.Strip(" ", 1, 0)] if model.normalizer_spec.add_dummy_prefix else []
@@ -99,7 +99,7 @@ def _model_of(model: Any, file: Path) -> Any:
         unk_token=model.pieces[spec.unk_id].piece,
         fuse_unk=True,
         byte_fallback=has_bytes,
-        ignore_merges=bool(_given(model.pieces)),  # user-defined pieces have no merges
+        ignore_merges=bool(_user_defined_pieces(model.pieces)),  # user-defined pieces have no merges
     )
 
 
@@ -140,13 +140,13 @@ def _normalizer(spec: Any) -> Any:
     return normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
 
 
-def _given(pieces: Any) -> list[str]:
+def _user_defined_pieces(pieces: Any) -> list[str]:
     """Return the user-defined pieces, longest first; each is a token wherever it occurs."""
     given = (piece.piece for piece in pieces if piece.type == _USER_DEFINED)
     return sorted(given, key=len, reverse=True)
 
 
-def _beginnings(pieces: Any) -> Regex:
+def _control_symbol_starts(pieces: Any) -> Regex:
     """Match the first character of each control symbol in a text.
 
     The text is split after it, so that the symbol is encoded as ordinary text.

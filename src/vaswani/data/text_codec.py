@@ -329,11 +329,11 @@ def for_languages(
     if target_language is not None:
         _check_language(target, "target_language", target_language)
     given = {name: value for name, value in chosen.items() if value is not None}
-    changed = {tokenizer: _changed(tokenizer, given) for tokenizer in dict.fromkeys((source, target))}
+    changed = {tokenizer: _with_settings(tokenizer, given) for tokenizer in dict.fromkeys((source, target))}
     return changed[source], changed[target]
 
 
-def _changed(tokenizer: PreTrainedTokenizerBase, settings: dict[str, str]) -> PreTrainedTokenizerBase:
+def _with_settings(tokenizer: PreTrainedTokenizerBase, settings: dict[str, str]) -> PreTrainedTokenizerBase:
     """Return a copy of a tokenizer with other settings, which are saved with it."""
     other = copy.deepcopy(tokenizer)
     other.init_kwargs.update(settings)

@@ -8,16 +8,16 @@ from transformers import AutoModelForCausalLM
 
 from vaswani.data.text_codec import TextCodec
 from vaswani.demo.html_parts import marked, paragraph, table, token_list
-from vaswani.demo.view import Answer, View, check_characters
+from vaswani.demo.view import View, ViewAnswer, check_characters
 from vaswani.hub.checkpoint import serves
 from vaswani.inference.answer.answering import QuestionAnswerer
-from vaswani.inference.answer.spans import Answer as Found
+from vaswani.inference.answer.spans import Answer
 from vaswani.insight.attention import AttentionMap, read_attention
 
 if TYPE_CHECKING:
     from gradio import Slider, Textbox
 
-MOST_SPANS = 5  # best spans in the table
+MAX_SPANS = 5  # best spans in the table
 NO_ANSWER = "no answer"
 
 
@@ -45,16 +45,16 @@ class AnswerView(View):
             texts = (" ".join(texts),)
         return read_attention(self.model, self.codec.tokenizer, *texts)
 
-    def answer(self, text: str, *values: Any) -> Answer:
+    def answer(self, text: str, *values: Any) -> ViewAnswer:
         """Return the best span, marked in the text, with the scores of other spans and of no answer."""
         question, (context,) = text.strip(), values
         if not context.strip():
-            return Answer("", paragraph("Give a text that may answer the question."))
+            return ViewAnswer("", paragraph("Give a text that may answer the question."))
         check_characters(context)
         (found,) = self.answerer.answer([(question, context)])
         best = found.best
         place = (best.start, best.end) if best else (0, 0)
-        return Answer(
+        return ViewAnswer(
             best.text if best else NO_ANSWER,
             marked("Text", context, *place)
             + table("Answers", ["answer", "characters", "score"], _rows(found))
@@ -62,9 +62,9 @@ class AnswerView(View):
         )
 
 
-def _rows(found: Found) -> list[tuple[str, str, float]]:
+def _rows(found: Answer) -> list[tuple[str, str, float]]:
     """Return the best spans with their places and scores, and the score of no answer if there is one."""
-    rows = [(span.text, f"{span.start} to {span.end}", span.score) for span in found.spans[:MOST_SPANS]]
+    rows = [(span.text, f"{span.start} to {span.end}", span.score) for span in found.spans[:MAX_SPANS]]
     if found.threshold is not None:
         rows.append((NO_ANSWER, "", found.null_score + 0.0))
     return rows

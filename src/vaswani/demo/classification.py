@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from vaswani.data.text_codec import TextCodec
 from vaswani.demo.html_parts import table, token_list
-from vaswani.demo.view import Answer, View, check_length
+from vaswani.demo.view import View, ViewAnswer, check_length
 from vaswani.inference.classify.classification import Classifier, Prediction
 
-MOST_LABELS = 10  # most probable labels in a table
+MAX_LABELS = 10  # most probable labels in a table
 
 
 class ClassificationView(View):
@@ -21,13 +21,13 @@ class ClassificationView(View):
         super().__init__(name, TextCodec(classifier.tokenizer), classifier.model)
         self.classifier = classifier
 
-    def answer(self, text: str) -> Answer:
+    def answer(self, text: str) -> ViewAnswer:
         """Return the label, and the probabilities of the most probable labels."""
         token_ids = self.encode(text)
         check_length(len(token_ids), self.classifier.max_length)
         (prediction,) = self.classifier([text])
         shown = _table(prediction, self.classifier.task)
-        return Answer(_label(prediction), shown + token_list("Text", self.codec, token_ids))
+        return ViewAnswer(_label(prediction), shown + token_list("Text", self.codec, token_ids))
 
 
 def _label(prediction: Prediction) -> str:
@@ -45,5 +45,5 @@ def _table(prediction: Prediction, task: str) -> str:
         return table("Tags", ["word", "tag", "probability"], [*tags])
     if task == "regression":
         return ""
-    labels = list(prediction.probabilities.items())[:MOST_LABELS]
+    labels = list(prediction.probabilities.items())[:MAX_LABELS]
     return table("Labels", ["label", "probability"], labels)

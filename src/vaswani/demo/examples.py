@@ -17,25 +17,25 @@ from vaswani.files.run_files import CORPUS_FILE, EVALUATION_FILE
 from vaswani.hub.plain_card import CARD_FILE_NAME
 from vaswani.inference.inputs import open_texts
 
-MOST = 5
-LONGEST = 200  # characters
-READ = 200  # rows of a file to look through
+MAX_EXAMPLES = 5
+MAX_CHARACTERS = 200  # characters
+MAX_ROWS_READ = 200  # rows of a file to look through
 
 
 def find_examples(folder: Path) -> list[str]:
-    """Return up to `MOST` texts to try with the model in a folder; empty if card and corpus have none."""
+    """Return up to `MAX_EXAMPLES` texts to try with a model; empty if its card and corpus have none."""
     return _of_card(folder) or _of_corpus(folder)
 
 
 def find_questions(folder: Path) -> list[tuple[str, str]]:
-    """Return up to `MOST` questions with their texts, from the evaluation in a folder."""
+    """Return up to `MAX_EXAMPLES` questions with their texts, from the evaluation in a folder."""
     try:
         found = read_object(folder / EVALUATION_FILE).get("examples")
     except UserError:
         return []
     rows = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
     pairs = [(str(each.get("question", "")), str(each.get("context", ""))) for each in rows]
-    return [pair for pair in pairs if all(pair)][:MOST]
+    return [pair for pair in pairs if all(pair)][:MAX_EXAMPLES]
 
 
 def _of_card(folder: Path) -> list[str]:
@@ -59,7 +59,7 @@ def _of_corpus(folder: Path) -> list[str]:
         return []
     if corpus.get("dataset") == BUILT_IN_DATES:
         locales = [name for name in ("en", "fr", "ja", "ru", "ar") if name in corpus.get("locales", [])]
-        rows = generate_dates(locales or None, train_rows=0, validation_rows=0, test_rows=MOST)
+        rows = generate_dates(locales or None, train_rows=0, validation_rows=0, test_rows=MAX_EXAMPLES)
         return rows["test"]["source"][:]
     split = corpus.get("test") or corpus.get("validation")
     return _of_file(split) if isinstance(split, dict) else []
@@ -72,10 +72,12 @@ def _of_file(split: dict[str, Any]) -> list[str]:
         return []
     try:
         with open_texts(name, field, option="source_field", default=field, added=[]) as texts:
-            return _short([text for text in islice(texts, READ) if isinstance(text, str)])
+            return _short([text for text in islice(texts, MAX_ROWS_READ) if isinstance(text, str)])
     except UserError:
         return []
 
 
 def _short(texts: list[Any]) -> list[str]:
-    return [text for text in texts if isinstance(text, str) and 0 < len(text) <= LONGEST][:MOST]
+    return [text for text in texts if isinstance(text, str) and 0 < len(text) <= MAX_CHARACTERS][
+        :MAX_EXAMPLES
+    ]

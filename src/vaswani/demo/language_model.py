@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from vaswani.data.text_codec import TextCodec
 from vaswani.demo.html_parts import table, token_list
 from vaswani.demo.models import MaskFiller
-from vaswani.demo.view import Answer, View, check_length
+from vaswani.demo.view import View, ViewAnswer, check_length
 from vaswani.errors import UserError
 from vaswani.inference.decoding import DEFAULT_LENGTH
 from vaswani.inference.generation_options import GenerationOptions
@@ -50,7 +50,7 @@ class CompletionView(View):
         """Return the attention of the text and its completion."""
         return read_attention(self.model, self.codec.tokenizer, text + answer)
 
-    def answer(self, text: str, new_tokens: int, temperature: float) -> Answer:
+    def answer(self, text: str, new_tokens: int, temperature: float) -> ViewAnswer:
         """Return the greedy completion, and the samples with their log-probabilities."""
         prompt = self.language_model.encode_prompt(text)
         positions = self.language_model.positions or DEFAULT_LENGTH
@@ -75,7 +75,7 @@ class CompletionView(View):
             (way, completion, next(scores) if token_ids else 0.0)
             for way, completion, token_ids in zip(ways, texts, found, strict=True)
         ]
-        return Answer(
+        return ViewAnswer(
             texts[0],
             table("Completions", ["words", "text", "log P"], rows)
             + token_list("Beginning", self.codec, prompt.token_ids),
@@ -94,7 +94,7 @@ class MaskView(View):
         self.mask: Any = filler.tokenizer.mask_token
         self.text_label = f"Text with {self.mask} for each word to fill in"  # type: ignore[misc]
 
-    def answer(self, text: str) -> Answer:
+    def answer(self, text: str) -> ViewAnswer:
         """Return the text with the most probable word for each mask, and tables of other words."""
         if self.mask not in text:
             raise UserError(f"the text has no {self.mask}; write it where the model should fill in a word")
@@ -108,4 +108,4 @@ class MaskView(View):
             table(f"Mask {number}", ["word", "probability"], words)
             for number, words in enumerate(of_masks, 1)
         ]
-        return Answer(filled, "".join(tables) + token_list("Text", self.codec, token_ids))
+        return ViewAnswer(filled, "".join(tables) + token_list("Text", self.codec, token_ids))

@@ -19,7 +19,7 @@ from vaswani.data.text_codec import TextCodec, exclusive
 from vaswani.errors import UserError
 from vaswani.files.run_settings import read_settings
 from vaswani.hub.checkpoint import local_folder
-from vaswani.hub.run_metadata import auto_class_of, named, read_config
+from vaswani.hub.run_metadata import auto_class_of, class_name, read_config
 from vaswani.inference.answer.answering import QuestionAnswerer
 from vaswani.inference.classify.classification import Classifier, task_of
 from vaswani.inference.decoding import longest_text
@@ -33,7 +33,7 @@ Kind = Literal["labels", "summaries", "seq2seq", "causal", "masked", "answers"]
 EXPECTED = (
     "an encoder-decoder, a classifier, a model that answers questions, or a causal or masked language model"
 )
-OF_SUMMARIES = {"max_length": 512, "no_repeat_ngram_size": 3}  # as in `vaswani summarize`
+SUMMARY_DEFAULTS = {"max_length": 512, "no_repeat_ngram_size": 3}  # as in `vaswani summarize`
 
 
 class Summarizer(Translator):
@@ -99,7 +99,9 @@ def kind_of_checkpoint(name: str | Path, revision: str | None = None) -> Kind:
     if kind == "seq2seq" and summarizes(folder, config):
         return "summaries"
     if kind is None:
-        raise UserError(f"{folder} holds {named(config)}, which the demo does not show; expected {EXPECTED}")
+        raise UserError(
+            f"{folder} holds {class_name(config)}, which the demo does not show; expected {EXPECTED}"
+        )
     return kind
 
 
@@ -142,7 +144,7 @@ def open_model(
     exported = engine == "ctranslate2"
     kind = _kind_of_export(name, revision) if exported else kind_of_checkpoint(name, revision)
     if kind in ("seq2seq", "summaries"):
-        options = {**(OF_SUMMARIES if kind == "summaries" else {}), **given, **loading}
+        options = {**(SUMMARY_DEFAULTS if kind == "summaries" else {}), **given, **loading}
         return CLASSES[kind].from_pretrained(name, engine=engine, revision=revision, **options)
     if given:
         raise UserError(f"{next(iter(given))} is for encoder-decoders, and {name} is not one; leave it out")

@@ -19,7 +19,7 @@ from vaswani.demo.language_model import CompletionView, MaskView
 from vaswani.demo.models import MaskFiller, Model, Summarizer
 from vaswani.demo.sparse import show_pattern, sparse_patterns
 from vaswani.demo.translation import SummaryView, TranslationView
-from vaswani.demo.view import View, part_or_problem
+from vaswani.demo.view import View, html_or_error
 from vaswani.errors import UserError
 from vaswani.inference.answer.answering import QuestionAnswerer
 from vaswani.inference.classify.classification import Classifier
@@ -28,7 +28,7 @@ from vaswani.inference.translate.translation import Translator
 from vaswani.insight.attention_page import attention_page
 
 THREADS = 4  # texts that one model reads at a time
-MOST_WAITING = 64  # texts in the queue; if it is full, users get a message
+MAX_WAITING = 64  # texts in the queue; if it is full, users get a message
 PAUSE = 300  # milliseconds without a key press, after which a text is sent
 
 VIEWS: dict[type[Model], Any] = {
@@ -65,7 +65,7 @@ def build_page(models: Mapping[str, Model], examples: Sequence[str | tuple[str, 
                     _add_column(view, text, controls, button)
         changes = [control.change for control in controls]
         gr.on([text.change, *changes], None, js=_send_after_pause(button))
-    return page.queue(max_size=MOST_WAITING, default_concurrency_limit=THREADS)
+    return page.queue(max_size=MAX_WAITING, default_concurrency_limit=THREADS)
 
 
 def _views(models: Mapping[str, Model]) -> list[View]:
@@ -106,15 +106,13 @@ def _add_column(
         def show_attention(text: str, answer: str, *values: Any) -> str:
             if not text.strip():
                 return ""
-            return part_or_problem(
-                lambda: attention_page(view.attention(text, answer, *values))._repr_html_()
-            )
+            return html_or_error(lambda: attention_page(view.attention(text, answer, *values))._repr_html_())
 
         _add_panel("Attention", show_attention, [text, answer, *controls], answered)
     if patterns := sparse_patterns(view.model):
 
         def show_sparse(text: str, layer: str) -> str:
-            return part_or_problem(lambda: show_pattern(patterns[layer], max(1, len(view.encode(text)))))
+            return html_or_error(lambda: show_pattern(patterns[layer], max(1, len(view.encode(text)))))
 
         _add_panel("Sparse pattern", show_sparse, [text], answered, choices={"Layer": list(patterns)})
 

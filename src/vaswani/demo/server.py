@@ -38,13 +38,13 @@ def usable_port(port: int) -> int:
         return int(probe.getsockname()[1])
 
 
-def serve(page: gr.Blocks, port: int, say: Callable[[str], None]) -> None:
+def serve(page: gr.Blocks, port: int, announce: Callable[[str], None]) -> None:
     """Serve a page until SIGINT or SIGTERM.
 
     Args:
         page: the page from `build_demo`.
         port: port of 127.0.0.1; 0 means a free one.
-        say: called with the address when the page can be opened.
+        announce: called with the address when the page can be opened.
 
     Raises:
         UserError: the port is taken, or may not be used.
@@ -60,7 +60,7 @@ def serve(page: gr.Blocks, port: int, say: Callable[[str], None]) -> None:
             quiet=True,
             **launch_options(),
         )
-        say(f"http://{ADDRESS}:{page.server_port}/")
+        announce(f"http://{ADDRESS}:{page.server_port}/")
         stopped.wait()
     finally:
         page.close(verbose=False)

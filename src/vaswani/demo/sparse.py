@@ -10,7 +10,7 @@ from vaswani.demo.html_parts import paragraph, part, pictures
 from vaswani.insight.sparse_patterns import MAX_DRAWN_BLOCKS, PANELS_IN_A_ROW, density, draw_sparse_pattern
 from vaswani.model.sparse_pattern import SparsePattern
 
-LEAST_BLOCKS = 16  # with fewer blocks, no pattern is visible
+MIN_BLOCKS = 16  # with fewer blocks, no pattern is visible
 
 
 def sparse_patterns(model: Any) -> dict[str, SparsePattern]:
@@ -28,7 +28,7 @@ def show_pattern(pattern: SparsePattern, tokens: int) -> str:
         UserError: matplotlib is not installed.
     """
     blocks = pattern.num_blocks(tokens)
-    drawn = min(max(blocks, LEAST_BLOCKS), MAX_DRAWN_BLOCKS)
+    drawn = min(max(blocks, MIN_BLOCKS), MAX_DRAWN_BLOCKS)
     few = replace(pattern, num_heads=min(pattern.num_heads, PANELS_IN_A_ROW))
     share = f"{100 * density(few, drawn):.1f} % of the pairs of blocks"
     told = f"{tokens:,} tokens fill {blocks:,} of the blocks of {pattern.block_size} tokens"

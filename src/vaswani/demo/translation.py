@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from vaswani.demo.html_parts import table, token_list
-from vaswani.demo.view import Answer, View, check_length
+from vaswani.demo.view import View, ViewAnswer, check_length
 from vaswani.errors import UserError
 from vaswani.inference.translate.torch_engine import TorchEngine
 from vaswani.inference.translate.translation import Translator
@@ -31,7 +31,7 @@ class TranslationView(View):
         tokenizers = self.codec.tokenizer, self.translator.sides.targets.tokenizer
         return read_attention(self.model, tokenizers, _one_line(text), answer or None)
 
-    def answer(self, text: str) -> Answer:
+    def answer(self, text: str) -> ViewAnswer:
         """Return the best translation, with all hypotheses and the tokens of both sides."""
         sides = self.translator.sides
         text = _one_line(text)
@@ -43,7 +43,7 @@ class TranslationView(View):
             raise UserError(translation.problem)
         rows: Any = [(each.text, each.score, each.log_prob) for each in translation.hypotheses]
         (target,) = sides.targets.token_ids([translation.text])
-        return Answer(
+        return ViewAnswer(
             translation.text,
             table("Hypotheses", ["text", "score", "log P"], rows)
             + token_list("Text", self.codec, source)

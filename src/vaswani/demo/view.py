@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MOST_CHARACTERS = 50_000  # tokenizers need a second for more, even if the model reads less
+MAX_CHARACTERS = 50_000  # tokenizers need a second for more, even if the model reads less
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Answer:
+class ViewAnswer:
     """A model's output for a text.
 
     Args:
@@ -62,7 +62,7 @@ class View:
         """Return the inputs of the page beside the text; `answer` gets their values."""
         return []
 
-    def answer(self, text: str, *values: Any) -> Answer:
+    def answer(self, text: str, *values: Any) -> ViewAnswer:
         """Return the answer to a text that is not empty.
 
         Raises:
@@ -101,18 +101,18 @@ class View:
         if text is None or not text.strip():  # a client may send null
             return "", ""
         start = time.perf_counter()
-        answer, problem = told(lambda: self._checked_answer(text, *values))
+        answer, problem = result_or_error(lambda: self._checked_answer(text, *values))
         if answer is None:
             return "", problem
         took = paragraph(f"{1000 * (time.perf_counter() - start):,.0f} ms")
         return answer.text, part(took, answer.details)
 
-    def _checked_answer(self, text: str, *values: Any) -> Answer:
+    def _checked_answer(self, text: str, *values: Any) -> ViewAnswer:
         check_characters(text)
         return self.answer(text, *values)
 
 
-def told(work: Callable[[], Result]) -> tuple[Result | None, str]:
+def result_or_error(work: Callable[[], Result]) -> tuple[Result | None, str]:
     """Return the result of a function and an empty text, or None and the reason of its failure as HTML."""
     try:
         return work(), ""
@@ -123,9 +123,9 @@ def told(work: Callable[[], Result]) -> tuple[Result | None, str]:
         return None, part(alert(f"{type(error).__name__}: {one_line(error)}"))
 
 
-def part_or_problem(work: Callable[[], str]) -> str:
+def html_or_error(work: Callable[[], str]) -> str:
     """Return the HTML that a function makes, or the reason of its failure as HTML."""
-    made, problem = told(work)
+    made, problem = result_or_error(work)
     return problem if made is None else made
 
 
@@ -133,13 +133,15 @@ def check_characters(text: str) -> None:
     """Raise a UserError if a text has too many characters, or half of a surrogate pair."""
     if not is_utf8(text):
         raise UserError("the text has half of a surrogate pair, which is not a character; type it again")
-    if len(text) > MOST_CHARACTERS:
+    if len(text) > MAX_CHARACTERS:
         raise UserError(
-            f"the text has {len(text):,} characters, and at most {MOST_CHARACTERS:,} are read; shorten it"
+            f"the text has {len(text):,} characters, and at most {MAX_CHARACTERS:,} are read; shorten it"
         )
 
 
-def check_length(tokens: int, most: int | None) -> None:
+def check_length(tokens: int, max_tokens: int | None) -> None:
     """Raise a UserError if a text has too many tokens."""
-    if most is not None and tokens > most:
-        raise UserError(f"the text has {tokens:,} tokens, and the model reads at most {most:,}; shorten it")
+    if max_tokens is not None and tokens > max_tokens:
+        raise UserError(
+            f"the text has {tokens:,} tokens, and the model reads at most {max_tokens:,}; shorten it"
+        )

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from vaswani.bounds import MOST_BEAMS
+from vaswani.bounds import MAX_BEAMS
 from vaswani.distillation.losses import DIVERGENCES
 from vaswani.errors import UserError
 from vaswani.evaluation.text_metrics import METRICS
-from vaswani.training.config.arguments import OF_VOCABULARY
+from vaswani.training.config.arguments import VOCABULARY_FIELDS
 from vaswani.training.config.options import Section, option
 
 
@@ -138,7 +138,7 @@ class DistillationArguments(TeacherArguments):
         "(sequence-level distillation, arXiv:1606.07947), or both.",
     )
     teacher_num_beams: int = option(
-        5, "Beams of the search for the teacher's translations.", at_least=1, at_most=MOST_BEAMS
+        5, "Beams of the search for the teacher's translations.", at_least=1, at_most=MAX_BEAMS
     )
     teacher_top_k: int | None = option(
         None,
@@ -192,7 +192,9 @@ class DistillationArguments(TeacherArguments):
         if self.targets == "references" and (self.teacher_top_k is None or not self.uses_distributions):
             found["teacher_cache"] = "targets=references without teacher_top_k, which keep nothing"
         if self.vocabulary == "teacher":
-            found |= dict.fromkeys((*OF_VOCABULARY, "shared_vocab", "tokenizer_kind"), "vocabulary=teacher")
+            found |= dict.fromkeys(
+                (*VOCABULARY_FIELDS, "shared_vocab", "tokenizer_kind"), "vocabulary=teacher"
+            )
         return found
 
     def _check_own_vocabulary(self) -> None:

@@ -34,7 +34,7 @@ from vaswani.evaluation.translator import Evaluation, evaluate
 from vaswani.inference.translate.translation import Translator
 
 # Derived from other options, or reported elsewhere.
-NOT_TOLD = {"suppress_sequences", "attention_of", "max_length"}
+UNREPORTED_OPTIONS = {"suppress_sequences", "attention_of", "max_length"}
 
 Progress = Callable[[int], object]
 
@@ -147,7 +147,7 @@ def compare(
         data=data,
         rows=len(rows),
         models=[
-            ModelResult.of(
+            ModelResult.from_trial(
                 trial,
                 trials,
                 metric,
@@ -200,7 +200,7 @@ def _search(translator: Translator) -> dict[str, Any]:
         "banned_phrases": list(translator.banned_phrases),
         "required_phrases": list(translator.required_phrases),
     }
-    left_out = always.keys() | NOT_TOLD
+    left_out = always.keys() | UNREPORTED_OPTIONS
     return always | {name: value for name, value in others.items() if value and name not in left_out}
 
 

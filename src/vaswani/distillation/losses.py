@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from vaswani.kernels.known_gradient import with_known_gradient
-from vaswani.kernels.soft_targets_native import computes, divergence_and_gradient
+from vaswani.kernels.soft_targets_native import can_compute, divergence_and_gradient
 from vaswani.model.losses import per_token
 
 Divergence = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -83,7 +83,7 @@ def soft_target_loss(
     Returns:
         A float32 scalar.
     """
-    if divergence is forward_kl and computes(student_logits, teacher_log_probs, teacher_tokens):
+    if divergence is forward_kl and can_compute(student_logits, teacher_log_probs, teacher_tokens):
         summed = with_known_gradient(
             student_logits,
             lambda logits, wants_gradient: divergence_and_gradient(

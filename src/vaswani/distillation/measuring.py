@@ -104,7 +104,7 @@ class Measured:
     speedup: float  # the teacher's median time divided by the model's
 
     @classmethod
-    def of(cls, trial: Trial, trials: Sequence[Trial], metric: str, **fields: Any) -> Self:
+    def from_trial(cls, trial: Trial, trials: Sequence[Trial], metric: str, **fields: Any) -> Self:
         """Compare a model with the teacher and, if there is one, with the baseline.
 
         Args:

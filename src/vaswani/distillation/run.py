@@ -56,7 +56,7 @@ from vaswani.training.config.arguments import ModelArguments, RunConfig
 from vaswani.training.config.options import default_of
 from vaswani.training.runs.base import Tokenizers
 from vaswani.training.runs.models import new_model
-from vaswani.training.runs.translation import TrainingRun, begin_as_tokenizer, model_config
+from vaswani.training.runs.translation import TrainingRun, model_config, use_start_token_of_tokenizer
 from vaswani.training.trainer.checkpoints import check_writable
 from vaswani.training.trainer.seq2seq import Trainer
 from vaswani.unwritten_padding import unwritten_padding
@@ -161,7 +161,7 @@ class DistillationRun(TrainingRun):
             self.teacher.model,
             "lower d_model, encoder_layers, decoder_layers or the ffn_dims, or start from a smaller folder",
         )
-        begin_as_tokenizer(student, tokenizers[1])
+        use_start_token_of_tokenizer(student, tokenizers[1])
         return student
 
     def _build_student(self, tokenizers: Tokenizers) -> PreTrainedModel:
@@ -179,7 +179,7 @@ class DistillationRun(TrainingRun):
             )
             return student.float()
         student = self.given_student[0]
-        _tell_kept_fields(model, student.config, options.student)
+        _print_ignored_fields(model, student.config, options.student)
         return student
 
     # ---------------------------------------------------------------------------------- the teacher's outputs
@@ -323,7 +323,7 @@ class BaselineRun(TrainingRun):
         if self.begins_with in (RANDOM, FROM_TEACHER):
             return new_model(self.config, AutoModelForSeq2SeqLM, read_config(Path(self.student)))
         model = load_checkpoint(self.begins_with, self.config.training.device, torch.float32)[0]
-        begin_as_tokenizer(model, tokenizers[1])
+        use_start_token_of_tokenizer(model, tokenizers[1])
         return model
 
 
@@ -351,7 +351,7 @@ def _check_teachers_fields(model: ModelArguments, teacher: PreTrainedConfig) -> 
             )
 
 
-def _tell_kept_fields(model: ModelArguments, student: PreTrainedConfig, folder: str) -> None:
+def _print_ignored_fields(model: ModelArguments, student: PreTrainedConfig, folder: str) -> None:
     """Print the given fields that are ignored because a student from a folder keeps its own."""
     if own := _differing_fields(model, student):
         kept = ", ".join(f"{name}={value} (not {getattr(model, name)})" for name, value in own.items())

@@ -13,7 +13,7 @@ from vaswani.training.config.finetuning_arguments import (
     LabelTrainingArguments,
     PretrainedModelArguments,
 )
-from vaswani.training.config.options import BaseConfig, Section, option, redefault
+from vaswani.training.config.options import BaseConfig, Section, field_with_default, option
 from vaswani.training.config.pretraining_arguments import (
     CausalObjective,
     MaskedObjective,
@@ -33,10 +33,10 @@ class StackDistillationArguments(TeacherArguments):
         UserError: the fields contradict each other.
     """
 
-    label_weight: float = redefault(TeacherArguments, "label_weight", 2.0)
-    soft_target_weight: float = redefault(TeacherArguments, "soft_target_weight", 5.0)
-    temperature: float = redefault(TeacherArguments, "temperature", 2.0)
-    cosine_weight: float = redefault(TeacherArguments, "cosine_weight", 1.0)
+    label_weight: float = field_with_default(TeacherArguments, "label_weight", 2.0)
+    soft_target_weight: float = field_with_default(TeacherArguments, "soft_target_weight", 5.0)
+    temperature: float = field_with_default(TeacherArguments, "temperature", 2.0)
+    cosine_weight: float = field_with_default(TeacherArguments, "cosine_weight", 1.0)
     student: str = option(
         FROM_TEACHER,
         "Initial student: teacher, student_layers of the teacher's layers; random, new weights in that "
@@ -147,14 +147,14 @@ class TaskDistillationArguments(StackDistillationArguments):
 class StudentModelArguments(Section):
     """The student's attention kernel; its shape comes from the teacher or from its folder."""
 
-    attn_implementation: str | None = redefault(FamilyArguments, "attn_implementation", None)
+    attn_implementation: str | None = field_with_default(FamilyArguments, "attn_implementation", None)
 
 
 @dataclass
 class StudentClassifierArguments(StudentModelArguments):
     """As `StudentModelArguments`, for a model that classifies texts."""
 
-    classifier_pooling: Literal["cls", "mean"] | None = redefault(
+    classifier_pooling: Literal["cls", "mean"] | None = field_with_default(
         PretrainedModelArguments, "classifier_pooling", None
     )
 

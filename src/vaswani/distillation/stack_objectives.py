@@ -70,7 +70,7 @@ class StackObjective(Objective, ABC):
         counts = {"tokens": tokens, "rows": rows}
         self._counts = {name: self.trainer.count_everywhere(count) for name, count in counts.items()}
 
-    def of_batch(self, inputs: dict[str, Any]) -> AbstractContextManager[None]:
+    def batch_context(self, inputs: dict[str, Any]) -> AbstractContextManager[None]:
         """Let the student compute only the logits that the losses need."""
         self._inputs = dict(inputs)
         return self.restricted_logits(inputs, self.trainer.model)

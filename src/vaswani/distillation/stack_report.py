@@ -30,7 +30,7 @@ Predict = Callable[[PreTrainedModel, Dataset], object]
 
 
 @dataclass(frozen=True)
-class Candidate:
+class StackCandidate:
     """A model to measure."""
 
     name: str  # name in the report
@@ -55,7 +55,7 @@ class StackComparison(BaseComparison):
 
 
 def compare_stacks(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[StackCandidate],
     evaluate: Evaluate,
     predict: Predict,
     rows: Dataset,
@@ -88,7 +88,7 @@ def compare_stacks(
         data=data,
         rows=len(rows),
         models=[
-            StackResult.of(one, trials, metric, rows_per_second=len(timed) / one.median_seconds)
+            StackResult.from_trial(one, trials, metric, rows_per_second=len(timed) / one.median_seconds)
             for one in trials
         ],
         speed={"rows": len(timed), "rounds": ROUNDS},

@@ -36,7 +36,7 @@ from vaswani.distillation.stack_arguments import (
     TaskDistillationConfig,
 )
 from vaswani.distillation.stack_objectives import LanguageModelObjective, StackObjective, TaskObjective
-from vaswani.distillation.stack_report import Candidate, StackComparison, compare_stacks, stack_markdown
+from vaswani.distillation.stack_report import StackCandidate, StackComparison, compare_stacks, stack_markdown
 from vaswani.distillation.student import (
     Layers,
     choose_layers,
@@ -45,7 +45,12 @@ from vaswani.distillation.student import (
     warn_unless_smaller,
 )
 from vaswani.distillation.teacher import check_same_vocabulary
-from vaswani.distillation.teacher_texts import Writing, read_texts, store_texts, with_teacher_texts
+from vaswani.distillation.teacher_texts import (
+    ContinuationSettings,
+    read_texts,
+    store_texts,
+    with_teacher_texts,
+)
 from vaswani.errors import UserError, listing
 from vaswani.hub.card import name_of_data
 from vaswani.hub.checkpoint import load_checkpoint
@@ -185,10 +190,10 @@ class StackDistillation(BaseRun):
         if rows is None or not PartialState().is_main_process:
             return
         folder = self.config.output_dir
-        models = [Candidate(name, "teacher", model) for name, model in self._named_teachers()]
-        models.append(Candidate("student", "student", self._trained, folder))
+        models = [StackCandidate(name, "teacher", model) for name, model in self._named_teachers()]
+        models.append(StackCandidate("student", "student", self._trained, folder))
         if baseline is not None:
-            models.append(Candidate(BASELINE, "baseline", baseline, folder / BASELINE))
+            models.append(StackCandidate(BASELINE, "baseline", baseline, folder / BASELINE))
         self.comparison = compare_stacks(
             models,
             lambda model, rows: self.scores_of(self._predict(model, rows)),
@@ -329,7 +334,7 @@ class CausalLMDistillation(LanguageModelRun, CausalLMRun):
             self.teachers[0], self.opened_teachers[0].tokenizer, training.max_tokens_per_batch
         )
         draws = (options.generation_temperature, options.generation_top_p, training.seed)
-        writing = Writing(options.prompt_tokens, self._most_tokens, *draws)
+        writing = ContinuationSettings(options.prompt_tokens, self._most_tokens, *draws)
         identity = {
             "teacher": self.fingerprints[0],
             "texts": fingerprint_rows(rows, ["text"]),

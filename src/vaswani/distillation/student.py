@@ -33,7 +33,7 @@ from vaswani.inference.translate.ensembling import Ensemble
 logger = logging.getLogger(__name__)
 
 # Settings of the teacher's training that an evaluation of the student needs.
-_OF_TASK = (
+_TASK_SETTINGS = (
     *("task", "objective", "documents", "source_field", "target_field", "text_field", "text_pair_field"),
     *("label_field", "label_separator", "context_field", "question_field", "answers_field"),
     *("answer_start_field", "prompt_field", "completion_field", "messages_field", "max_length", "truncate"),
@@ -49,7 +49,7 @@ _DEPTH_FIELDS = {
     "decoder": ("decoder_layers", "num_decoder_layers"),
 }
 # Lists with a value for each layer, in encoder-decoders: ours, and LED's.
-_OF_LAYERS = {"encoder": ("encoder_attention", "attention_window"), "decoder": ("decoder_attention",)}
+_PER_LAYER_FIELDS = {"encoder": ("encoder_attention", "attention_window"), "decoder": ("decoder_attention",)}
 
 
 def student_from_teacher(
@@ -153,7 +153,7 @@ def save_student(
 def _keep_task(teacher: Path, folder: Path) -> None:
     """Write the task, the columns and the lengths of the teacher's training, if they are recorded."""
     settings = read_settings(teacher)
-    kept = {name: settings[name] for name in _OF_TASK if settings.get(name) is not None}
+    kept = {name: settings[name] for name in _TASK_SETTINGS if settings.get(name) is not None}
     if kept:
         (folder / SETTINGS_FILE).write_text(
             yaml.safe_dump(kept, sort_keys=False, allow_unicode=True), "utf-8"
@@ -229,7 +229,9 @@ def _set_depth(config: PreTrainedConfig, stack: str, layers: list[int]) -> None:
             f"cannot be reduced to some layers; leave out {stack}_layers"
         )
     for name, value in config.to_dict().items():
-        is_of_layers = name in _OF_LAYERS[stack] if config.is_encoder_decoder else _may_be_of_layers(name)
+        is_of_layers = (
+            name in _PER_LAYER_FIELDS[stack] if config.is_encoder_decoder else _may_be_of_layers(name)
+        )
         if is_of_layers and isinstance(value, list | tuple) and len(value) == depth:
             setattr(config, name, [value[index] for index in layers])
     for name in names:

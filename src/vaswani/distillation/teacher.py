@@ -23,7 +23,7 @@ from vaswani.hub.run_metadata import read_config
 from vaswani.inference.translate.ensembling import Ensemble
 from vaswani.training.config.arguments import RunConfig
 from vaswani.training.config.config_file import load_config
-from vaswani.training.runs.translation import begin_as_tokenizer, fill_in_special_tokens, train
+from vaswani.training.runs.translation import fill_in_special_tokens, train, use_start_token_of_tokenizer
 from vaswani.training.trainer.allowed_changes import MAY_CHANGE
 
 logger = logging.get_logger(__name__)
@@ -55,8 +55,11 @@ def load_teacher(config: DistillationConfig) -> Teacher:
         UserError: a teacher cannot be loaded, or the teachers have different vocabularies.
     """
     names, dtype = config.distillation.teacher, config.distillation.teacher_dtype
-    folders = [_trained(name, config) if _is_config_file(name) else name for name in names]
-    loaded = [_begun(Teacher(*load_checkpoint(name, config.training.device, dtype))) for name in folders]
+    folders = [_trained_folder(name, config) if _is_config_file(name) else name for name in names]
+    loaded = [
+        _with_special_tokens(Teacher(*load_checkpoint(name, config.training.device, dtype)))
+        for name in folders
+    ]
     if len(loaded) == 1:
         return loaded[0]
     for name, other in zip(folders[1:], loaded[1:], strict=True):
@@ -64,9 +67,9 @@ def load_teacher(config: DistillationConfig) -> Teacher:
     return replace(loaded[0], model=Ensemble([teacher.model for teacher in loaded]).eval())
 
 
-def _begun(teacher: Teacher) -> Teacher:
+def _with_special_tokens(teacher: Teacher) -> Teacher:
     """Give a teacher the start token and padding with which it translates, and its student learns."""
-    begin_as_tokenizer(teacher.model, teacher.target_tokenizer)
+    use_start_token_of_tokenizer(teacher.model, teacher.target_tokenizer)
     fill_in_special_tokens(teacher.model, teacher.source_tokenizer)
     return teacher
 
@@ -102,7 +105,7 @@ def _is_config_file(name: str) -> bool:
     return name.endswith((".yaml", ".yml"))
 
 
-def _trained(name: str, config: DistillationConfig) -> Path:
+def _trained_folder(name: str, config: DistillationConfig) -> Path:
     """The folder of a configuration file's model; a missing model is first trained on this run's corpus."""
     teacher = load_config(name)
     if (teacher.output_dir / SAFE_WEIGHTS_NAME).is_file():  # training has finished

@@ -127,7 +127,7 @@ class _Shard:
     offset: int  # offset of the first position, in bytes
 
     @classmethod
-    def of(cls, path: Path, content: bytes) -> _Shard:
+    def from_content(cls, path: Path, content: bytes) -> _Shard:
         stream = io.BytesIO(content)
         starts = np.lib.format.read_array(stream, allow_pickle=False)
         np.lib.format.read_magic(stream)
@@ -153,7 +153,7 @@ class TeacherLogits:
     def __init__(self, cache: OutputCache) -> None:
         self._rows_per_shard = cache.rows_per_shard
         self._shards = [
-            _Shard.of(cache.path(shard), content) for shard, content in enumerate(cache.read_all())
+            _Shard.from_content(cache.path(shard), content) for shard, content in enumerate(cache.read_all())
         ]
 
     def __getitem__(self, row: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -27,7 +27,7 @@ from vaswani.inference.language_model import GREEDY, Draft, LanguageModel
 
 
 @dataclass(frozen=True)
-class Writing:
+class ContinuationSettings:
     """The settings with which a teacher continues texts.
 
     Args:
@@ -51,9 +51,9 @@ class Writing:
             return GREEDY
         return GenerationOptions(temperature=self.temperature, top_p=self.top_p)
 
-    def identity(self, author: LanguageModel) -> dict[str, Any]:
+    def identity(self, teacher: LanguageModel) -> dict[str, Any]:
         """Return everything that a continuation depends on besides the teacher's weights and the text."""
-        tokenizer = author.tokenizer
+        tokenizer = teacher.tokenizer
         draws = {"top_p": self.top_p, "seed": self.seed} if self.temperature else {}
         return {
             "prompt_tokens": self.prompt_tokens,
@@ -62,41 +62,41 @@ class Writing:
             **draws,
             "begin_token_id": boundary_token_ids(tokenizer)[0],
             "tokenizer": fingerprint_tokenizer(tokenizer),
-            "generation_config": fingerprint_config(author.model.generation_config),
+            "generation_config": fingerprint_config(teacher.model.generation_config),
         }
 
 
 def continue_texts(
-    author: LanguageModel,
+    teacher: LanguageModel,
     texts: Sequence[str],
     numbers: Sequence[int],
-    writing: Writing,
+    settings: ContinuationSettings,
     progress: Callable[[int], object] | None = None,
 ) -> list[str | None]:
     """Return the beginning of each text with the teacher's continuation; None for a text of the prompt alone.
 
     Args:
-        author: the teacher.
+        teacher: the teacher with its tokenizer.
         texts: texts of the corpus.
         numbers: the index of each text in the corpus, which seeds its draws: they do not depend on the batch.
-        writing: how the teacher continues them.
+        settings: how the teacher continues them.
         progress: called after each batch with its number of texts.
 
     Raises:
         RunError: a batch does not fit into the device's memory, or the scores are not finite.
     """
-    codec, begin = TextCodec(author.tokenizer), boundary_token_ids(author.tokenizer)[0]
+    codec, begin = TextCodec(teacher.tokenizer), boundary_token_ids(teacher.tokenizer)[0]
     encoded = codec.token_ids(texts, add_special_tokens=False, split_special_tokens=True)
     drafts = {}
     for number, token_ids in zip(numbers, encoded, strict=True):
-        length = min(len(token_ids), writing.most_tokens)
-        if length > writing.prompt_tokens:
-            prompt = Prompt((begin, *token_ids[: writing.prompt_tokens]))
-            seed = (writing.seed, number) if writing.temperature else ()
-            drafts[number] = Draft(prompt, length - writing.prompt_tokens, seed)
+        length = min(len(token_ids), settings.most_tokens)
+        if length > settings.prompt_tokens:
+            prompt = Prompt((begin, *token_ids[: settings.prompt_tokens]))
+            seed = (settings.seed, number) if settings.temperature else ()
+            drafts[number] = Draft(prompt, length - settings.prompt_tokens, seed)
     if progress:
         progress(len(texts) - len(drafts))
-    found = author.continue_drafts(list(drafts.values()), writing.options, progress=progress)
+    found = teacher.continue_drafts(list(drafts.values()), settings.options, progress=progress)
     # Decoded with the prompt: a character of several bytes may be in both.
     whole = [[*draft.prompt.token_ids, *new] for draft, new in zip(drafts.values(), found, strict=True)]
     written = dict(zip(drafts, codec.decode(whole), strict=True))
@@ -105,18 +105,18 @@ def continue_texts(
 
 def store_texts(
     cache: OutputCache,
-    author: LanguageModel,
+    teacher: LanguageModel,
     texts: Sequence[str],
-    writing: Writing,
+    settings: ContinuationSettings,
     progress: Callable[[int], object] | None = None,
 ) -> None:
     """Continue the texts of the missing shards (see `continue_texts`).
 
     Args:
-        cache: of `len(texts)` rows; its identity should include `writing.identity(author)`.
-        author: the teacher.
+        cache: of `len(texts)` rows; its identity should include `settings.identity(teacher)`.
+        teacher: the teacher with its tokenizer.
         texts: a list of texts, or a column of a data set.
-        writing: how the teacher continues them.
+        settings: how the teacher continues them.
         progress: called after each batch with its number of texts.
 
     Raises:
@@ -124,7 +124,7 @@ def store_texts(
     """
     for shard in cache.missing_shards():
         rows = cache.rows_of(shard)
-        written = continue_texts(author, texts[rows.start : rows.stop], rows, writing, progress)
+        written = continue_texts(teacher, texts[rows.start : rows.stop], rows, settings, progress)
         cache.write_lines(shard, written)
 
 

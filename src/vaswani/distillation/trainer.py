@@ -190,7 +190,7 @@ class DistillationTrainer(Trainer):
         parts = []
         if self._token_loss is not None:
             in_forward = self._student_takes_token_loss
-            parts.append(outputs.loss if in_forward else self._token_loss.of_logits(outputs.logits))
+            parts.append(outputs.loss if in_forward else self._token_loss.from_logits(outputs.logits))
         if self.mixture.recorders and self.model.training:
             parts.append(
                 self.mixture.weighted(self._state_losses(labels != IGNORED_LABEL, num_items_in_batch))

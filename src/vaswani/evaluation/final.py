@@ -21,7 +21,7 @@ VERSIONS_OF = ("vaswani", "transformers", "torch", "tokenizers")
 def evaluate_finished(
     trainer: Trainer,
     splits: dict[str, Any],
-    tell: Callable[[str, Dataset, dict[str, float]], dict[str, Any] | None],
+    report: Callable[[str, Dataset, dict[str, float]], dict[str, Any] | None],
 ) -> dict[str, float]:
     """Evaluate the final model on the test split, else on the validation split; save and show the scores.
 
@@ -30,7 +30,7 @@ def evaluate_finished(
     Args:
         trainer: the trainer after training.
         splits: tokenized rows of each split.
-        tell: is called with the split's name, its rows and the scores. It shows the scores and returns the
+        report: is called with the split's name, its rows and the scores. It shows the scores and returns the
             content of `evaluation.json` (see `record`), or None.
 
     Returns:
@@ -45,13 +45,18 @@ def evaluate_finished(
         for name in ("all", "validation", "test"):  # results from before the training was resumed
             (Path(trainer.args.output_dir or ".") / f"{name}_results.json").unlink(missing_ok=True)
     trainer.save_metrics(split, scores)
-    if trainer.is_world_process_zero() and (told := tell(split, splits[split], scores)) is not None:
-        write_json(Path(trainer.args.output_dir or ".") / EVALUATION_FILE, told)
+    if trainer.is_world_process_zero() and (content := report(split, splits[split], scores)) is not None:
+        write_json(Path(trainer.args.output_dir or ".") / EVALUATION_FILE, content)
     return scores
 
 
 def record(
-    split: str, rows: Dataset, metrics: dict[str, Any], of: str = "rows", also: str | None = None, **more: Any
+    split: str,
+    rows: Dataset,
+    metrics: dict[str, Any],
+    unit: str = "rows",
+    extra_package: str | None = None,
+    **more: Any,
 ) -> dict[str, Any]:
     """Return the content of `evaluation.json`.
 
@@ -59,16 +64,16 @@ def record(
         split: the name of the split.
         rows: the rows of the split.
         metrics: see `metric_entries`.
-        of: the unit that is resampled for the intervals, such as "rows".
-        also: another package whose version is recorded, because it computed scores.
+        unit: the unit that is resampled for the intervals, such as "rows".
+        extra_package: another package whose version is recorded, because it computed scores.
         more: other entries, such as examples.
     """
-    packages = [*VERSIONS_OF, *([also] if also else [])]
+    packages = [*VERSIONS_OF, *([extra_package] if extra_package else [])]
     return {
         "split": split,
         "rows": len(rows),
         "metrics": metrics,
-        "intervals": f"from {RESAMPLES:,} bootstrap resamples of the {of} (Koehn, 2004), seed 0",
+        "intervals": f"from {RESAMPLES:,} bootstrap resamples of the {unit} (Koehn, 2004), seed 0",
         **more,
         "versions": {name: version(name) for name in packages},
     }
@@ -84,6 +89,6 @@ def metric_entries(
     }
 
 
-def shortened(text: str, most: int = 200) -> str:
-    """Return a text; if it has more than `most` characters, its beginning and its length."""
-    return text if len(text) <= most else f"{text[:most]} … ({len(text):,} characters)"
+def shortened(text: str, max_characters: int = 200) -> str:
+    """Return a text; if it has more than `max_characters` characters, its beginning and its length."""
+    return text if len(text) <= max_characters else f"{text[:max_characters]} … ({len(text):,} characters)"

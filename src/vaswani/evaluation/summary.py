@@ -5,7 +5,7 @@ from typing import Any
 
 from vaswani.evaluation.confidence import Estimate
 
-MOST_LABELS = 20  # that are shown
+MAX_LABELS = 20  # that are shown
 
 
 def score_lines(names: Mapping[str, str], scores: Mapping[str, Estimate]) -> list[str]:
@@ -28,8 +28,8 @@ def _score_line(name: str, score: Estimate) -> str:
 def label_lines(labels: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Return a line for each label or type of span (see `LabelMetric.by_label`), or for the worst if many."""
     names = list(labels)
-    if len(names) > MOST_LABELS:
-        names = sorted(names, key=lambda name: labels[name]["f1"])[:MOST_LABELS]
+    if len(names) > MAX_LABELS:
+        names = sorted(names, key=lambda name: labels[name]["f1"])[:MAX_LABELS]
     lines = [
         f"{name}: precision {labels[name]['precision']:.2f}, recall {labels[name]['recall']:.2f}, "
         f"F1 {labels[name]['f1']:.2f} ({labels[name]['support']:,} in the references)"

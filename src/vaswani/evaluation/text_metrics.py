@@ -114,7 +114,7 @@ def _in_lines(text: str) -> str:
     return "\n".join(sentences_of(text))
 
 
-_MOST_FOREIGN = 0.2  # largest share of letters outside a-z without a warning; German has 0.02
+_MAX_FOREIGN = 0.2  # largest share of letters outside a-z without a warning; German has 0.02
 
 
 def _foreign_letters(texts: Sequence[str]) -> float:
@@ -139,7 +139,7 @@ class Rouge(evaluate.Metric):
                 "ROUGE counts, and score 0; for other scripts use task=translation, whose chrF counts all",
                 stacklevel=1,
             )
-        elif (share := _foreign_letters(references)) > _MOST_FOREIGN:
+        elif (share := _foreign_letters(references)) > _MAX_FOREIGN:
             warnings.warn(
                 f"ROUGE counts only words of a-z and 0-9, and {share:.0%} of the letters of the references "
                 "are others; for other scripts use task=translation, whose chrF counts all",

@@ -89,7 +89,7 @@ def add_adapter(
     import peft
 
     check_targets(model, targets)
-    sample = _numbers_of(model)
+    sample = _weight_sample(model)
     model.config.architectures = [type(model).__name__]  # as it would be saved without an adapter
     config = peft.LoraConfig(
         r=rank,
@@ -145,7 +145,7 @@ _SAMPLED = 4  # numbers from each weight
 _ROUNDING = 2**-8  # of bfloat16: the model may be loaded in another dtype than in the adapter's training
 
 
-def _numbers_of(model: PreTrainedModel) -> dict[str, list[float]]:
+def _weight_sample(model: PreTrainedModel) -> dict[str, list[float]]:
     """Return a few numbers from each weight outside of heads; they distinguish models of the same shape."""
     sample = {}
     for name, weight in model.named_parameters():
@@ -168,7 +168,7 @@ def _check_sample(model: PreTrainedModel, folder: Path) -> None:
     path = folder / ADAPTED_SAMPLE
     if not path.exists():
         return
-    found, expected = _numbers_of(model), read_object(path)
+    found, expected = _weight_sample(model), read_object(path)
     for name in found.keys() & expected.keys():
         pairs = zip(found[name], expected[name], strict=True)
         if not all(math.isclose(*pair, rel_tol=_ROUNDING, abs_tol=1e-6) for pair in pairs):
@@ -235,8 +235,8 @@ def with_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         expected = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
         if missing := sorted(expected.keys() - stored.keys()):
             raise ValueError(f"it lacks {missing[0]}")
-        if unplaced := sorted(stored.keys() - peft.get_peft_model_state_dict(adapted).keys()):
-            raise ValueError(f"it holds {unplaced[0]}, which the model has no place for")
+        if unexpected := sorted(stored.keys() - peft.get_peft_model_state_dict(adapted).keys()):
+            raise ValueError(f"it holds {unexpected[0]}, which the model has no place for")
         check_finite(_tensors(folder / ADAPTER_WEIGHTS), folder)
         _check_not_tied(adapted, folder)
         return adapted.merge_and_unload().requires_grad_(True)  # PEFT has frozen it

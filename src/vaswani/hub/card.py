@@ -249,17 +249,21 @@ def _training_task(run: RunMetadata) -> str:
     if removed := REMOVED.get(settings.get("objective", "")):
         return f"trained on {data} to write {removed} that were removed from a text"
     if pipeline == "text-generation" and settings.get("task") == "completion":
-        return f"{_began(settings) or 'fine-tuned'} on {data} to write {_completions(settings)}"
+        return f"{_starting_point(settings) or 'fine-tuned'} on {data} to write {_completions(settings)}"
     if pipeline == "text-generation":
         return f"trained on {data} to continue texts"
     if _is_trained_on_pairs(run):
-        how = "distilled" if settings.get("teacher") else _began(settings) or "trained"
+        how = "distilled" if settings.get("teacher") else _starting_point(settings) or "trained"
         files = [Path(file) for file in settings.get("train_file") or []]
         if len(files) == 2 and not any(map(table_format, files)):  # lines, without fields
             return f"{how} on {data} to predict a line of `{files[1].name}` from that of `{files[0].name}`"
         source, target = (settings.get(f"{side}_field", side) for side in ("source", "target"))
         return f"{how} on {data} to predict the `{target}` of a row from its `{source}`"
-    how = "trained from new weights" if settings.get("from_scratch") else _began(settings) or "fine-tuned"
+    how = (
+        "trained from new weights"
+        if settings.get("from_scratch")
+        else _starting_point(settings) or "fine-tuned"
+    )
     if pipeline == "question-answering":
         return f"{how} on {data} to answer questions by parts of a text"
     return f"{how} on {data} to predict the `{settings.get('label_field', 'label')}` of a text"
@@ -271,7 +275,7 @@ def _completions(settings: dict[str, Any]) -> str:
     return "the `{completion_field}` of a row after its `{prompt_field}`".format(**settings)
 
 
-def _began(settings: dict[str, Any]) -> str | None:
+def _starting_point(settings: dict[str, Any]) -> str | None:
     model = settings.get("model")
     return None if model is None else f"fine-tuned from {Path(str(model)).name}"
 

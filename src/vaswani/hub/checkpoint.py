@@ -34,7 +34,7 @@ from vaswani.hub.vocabulary import check_vocabulary
 from vaswani.hub.weights import (
     OTHER_CHECKPOINT,
     PICKLED_WEIGHTS,
-    check_places,
+    check_tensor_names,
     check_weights,
     holds_adapter,
     is_of_base_model,
@@ -97,14 +97,14 @@ def load_checkpoint(
     model, report = load_weights(
         weights, auto_class or auto_class_of(config), config, dtype=dtype, ignore_mismatched_sizes=adapts
     )
-    missing, unplaced = {*report["missing_keys"]}, report["unexpected_keys"]
+    missing, unexpected = {*report["missing_keys"]}, report["unexpected_keys"]
     if adapts:  # the adapter holds its own head
         missing = (missing | {name for name, *_ in report["mismatched_keys"]}) - whole_weights(directory)
     if adapts or auto_class is None:  # the weights of a head are not needed
-        unplaced = [name for name in unplaced if is_of_base_model(name, model)]
+        unexpected = [name for name in unexpected if is_of_base_model(name, model)]
     remedy = f"{OTHER_CHECKPOINT}; --allow_mismatch, where a command has it, ignores them"
-    check_places(weights, missing, ())
-    check_places(weights, (), () if allow_mismatch else unplaced, remedy)
+    check_tensor_names(weights, missing, ())
+    check_tensor_names(weights, (), () if allow_mismatch else unexpected, remedy)
     if adapts:
         model = with_adapter(model, directory)
     check_vocabulary(directory, model, source_tokenizer, target_tokenizer, allow_mismatch=allow_mismatch)

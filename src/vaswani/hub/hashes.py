@@ -17,11 +17,11 @@ from vaswani.files.json_files import read_object, unreadable
 from vaswani.files.run_files import MANIFEST, is_checkpoint
 
 HASHES = "model_hashes.json"
-_OF_MODEL = (
+_MODEL_FILES = (
     *("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json"),
     *("adapter_config.json", "adapter_model.safetensors", "adapted_sample.json"),
 )
-_OF_TOKENIZERS = (
+_TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("*vocab*", "merges.txt", "*.spm", "*.model"),
 )
@@ -32,7 +32,7 @@ def write_hashes(folder: Path) -> None:
 
     Weights also get the permissions of other new files; safetensors lets nobody but their owner read them.
     """
-    files = _found(folder, _OF_MODEL) | tokenizer_files(folder)
+    files = _found(folder, _MODEL_FILES) | tokenizer_files(folder)
     hashes = {name: sha256_of(files[name]) for name in sorted(files)}
     write_whole(folder / HASHES, (json.dumps({"sha256": hashes}, indent=2) + "\n").encode())
     for path in files.values():
@@ -41,7 +41,7 @@ def write_hashes(folder: Path) -> None:
 
 def tokenizer_files(folder: Path) -> dict[str, Path]:
     """Return the files of the source and target tokenizers in a folder, by their relative names."""
-    return _found(folder, (*_OF_TOKENIZERS, *(f"{TARGET_SUBFOLDER}/{name}" for name in _OF_TOKENIZERS)))
+    return _found(folder, (*_TOKENIZER_FILES, *(f"{TARGET_SUBFOLDER}/{name}" for name in _TOKENIZER_FILES)))
 
 
 def _found(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path]:

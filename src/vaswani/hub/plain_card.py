@@ -137,9 +137,9 @@ def architecture_table(config: VaswaniFamilyConfig, num_parameters: int) -> str:
         "Size": f"{megabytes:,.1f} MB of weights in {str(dtype).removeprefix('torch.')}",
         "Vocabulary": _vocabulary(config),
         "Width (d_model)": f"{config.d_model:,}",
-        "Layers": _of_each(config, "layers"),
-        "Attention heads": _of_each(config, "attention_heads"),
-        "Feed-forward width": _of_each(config, "ffn_dim"),
+        "Layers": _size_per_stack(config, "layers"),
+        "Attention heads": _size_per_stack(config, "attention_heads"),
+        "Feed-forward width": _size_per_stack(config, "ffn_dim"),
         "Activation": config.activation_function,
         "Layer norm": {"post": "after each sublayer (post-norm)", "pre": "before each sublayer (pre-norm)"}[
             config.norm_order
@@ -153,7 +153,7 @@ def architecture_table(config: VaswaniFamilyConfig, num_parameters: int) -> str:
     return markdown_table(["", ""], rows.items())
 
 
-def _of_each(config: VaswaniFamilyConfig, size: str) -> str:
+def _size_per_stack(config: VaswaniFamilyConfig, size: str) -> str:
     """Return a size of each stack, such as `6 encoder, 6 decoder`."""
     return ", ".join(f"{getattr(config, f'{stack}_{size}'):,} {stack}" for stack in config.stacks)
 

@@ -23,7 +23,7 @@ from vaswani.files.run_files import (
     checkpoints,
 )
 from vaswani.files.run_settings import REPAIR, read_settings
-from vaswani.model.configuration_vaswani import MOST_LABELS, MOST_LAYERS
+from vaswani.model.configuration_vaswani import MAX_LABELS, MAX_LAYERS
 
 # Tried in this order for a configuration without `architectures`.
 _AUTO_CLASSES: tuple[Any, ...] = (
@@ -139,7 +139,7 @@ def read_config(folder: Path) -> PreTrainedConfig:
 def _check_sizes(values: dict[str, Any]) -> None:
     """Raise a ValueError for sizes from which transformers would build lists too large for any model."""
     for name, value in values.items():
-        most = MOST_LABELS if name == "num_labels" else MOST_LAYERS if _COUNTS_LAYERS.search(name) else None
+        most = MAX_LABELS if name == "num_labels" else MAX_LAYERS if _COUNTS_LAYERS.search(name) else None
         if most is not None and isinstance(value, int | float) and not value <= most:
             raise ValueError(f"{name}={value} must be at most {most:,}")
 
@@ -175,7 +175,7 @@ def meta_model(config: PreTrainedConfig, auto_class: Any = None) -> PreTrainedMo
         return (auto_class or auto_class_of(config)).from_config(config, trust_remote_code=False)
 
 
-def named(config: PreTrainedConfig) -> str:
+def class_name(config: PreTrainedConfig) -> str:
     """Return the class that a configuration names, or else its type, for messages."""
     return ", ".join(config.architectures or ()) or f"a model of type {config.model_type!r}"
 

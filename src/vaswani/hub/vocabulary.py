@@ -2,8 +2,8 @@
 
 A model may have more embeddings than its tokenizer has tokens: libraries pad embeddings to a multiple, or
 reserve rows. Fewer than m unused rows are accepted, where m is the largest power of two up to 128 that
-divides the number of embeddings (T5 has 32,128 embeddings and 32,100 tokens). If the share `MOST_SPARE` of
-the rows (`MOST_SPARE_OF_OURS` for vaswani models) is more, as many unused rows are accepted.
+divides the number of embeddings (T5 has 32,128 embeddings and 32,100 tokens). If the share `MAX_UNUSED` of
+the rows (`MAX_UNUSED_OF_OURS` for vaswani models) is more, as many unused rows are accepted.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from vaswani.model.configuration_vaswani import VaswaniConfig, VaswaniFamilyConf
 logger = logging.get_logger(__name__)
 
 LARGEST_MULTIPLE = 128
-MOST_SPARE = 0.02  # Phi-2 embeds 51,200 and has 50,295 tokens
-MOST_SPARE_OF_OURS = 0.001  # students may have the embeddings of their teacher
+MAX_UNUSED = 0.02  # Phi-2 embeds 51,200 and has 50,295 tokens
+MAX_UNUSED_OF_OURS = 0.001  # students may have the embeddings of their teacher
 
 
 def check_vocabulary(
@@ -73,7 +73,7 @@ def _mismatches(
         problem = f"the {name} in {directory} has {tokens} tokens but the model {does} {rows}"
         if tokens > rows:
             raise UserError(f"{problem}; they do not belong together: give a folder in which they do")
-        if tokens < rows - most_spare(rows, isinstance(model.config, VaswaniFamilyConfig)):
+        if tokens < rows - max_unused_rows(rows, isinstance(model.config, VaswaniFamilyConfig)):
             yield problem
     for name in ("pad_token_id", "eos_token_id"):
         of_model, of_tokenizer = getattr(model.config, name, None), getattr(target or source, name)
@@ -88,10 +88,10 @@ def _mismatches(
                 yield f"{file} names no pad_token and the model has pad_token_id={pad}"
 
 
-def most_spare(rows: int, is_ours: bool) -> int:
+def max_unused_rows(rows: int, is_ours: bool) -> int:
     """Return the number of rows of an embedding that may be unused."""
     multiple = math.gcd(rows, LARGEST_MULTIPLE)
-    return max(multiple - 1, int(rows * (MOST_SPARE_OF_OURS if is_ours else MOST_SPARE)))
+    return max(multiple - 1, int(rows * (MAX_UNUSED_OF_OURS if is_ours else MAX_UNUSED)))
 
 
 def _num_target_tokens(tokenizer: PreTrainedTokenizerBase) -> int:

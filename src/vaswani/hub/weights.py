@@ -27,7 +27,7 @@ WEIGHTS_INDEX = "model.safetensors.index.json"
 PICKLED_WEIGHTS = "pytorch_model*.bin"  # the only weights of many older checkpoints on the Hub
 OTHER_CHECKPOINT = "they are incomplete, or belong to another model: use another checkpoint"
 POOLER = "pooler"  # of a base model; pretraining does not train it
-_MOST_UNSAVED = 1 << 20  # parameters that may be computed instead of loaded, such as sinusoidal positions
+_MAX_UNSAVED = 1 << 20  # parameters that may be computed instead of loaded, such as sinusoidal positions
 
 
 class StoredTensor(NamedTuple):
@@ -176,7 +176,7 @@ def check_weights(directory: Path, config: PreTrainedConfig) -> None:
     needed = model.num_parameters()
     # Some models do not save their table of sinusoids, which is not trained.
     unsaved = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
-    if needed - min(unsaved, _MOST_UNSAVED) > 2 * held:
+    if needed - min(unsaved, _MAX_UNSAVED) > 2 * held:
         raise UserError(
             f"{directory / 'config.json'} describes a model of {needed:,} parameters, and the weights beside "
             f"it hold {held:,}; they do not belong together: use another checkpoint"
@@ -198,20 +198,20 @@ def _check_dtypes(directory: Path, stored: dict[str, StoredTensor], model: PreTr
             )
 
 
-def check_places(
-    directory: Path, missing: Iterable[str], unplaced: Iterable[str], remedy: str = OTHER_CHECKPOINT
+def check_tensor_names(
+    directory: Path, missing: Iterable[str], unexpected: Iterable[str], remedy: str = OTHER_CHECKPOINT
 ) -> None:
     """Raise a UserError unless the weights have exactly the model's tensors.
 
     Args:
         directory: the folder of the weights.
         missing: names of the model's tensors that the weights lack.
-        unplaced: names of weights that the model has no parameter for.
+        unexpected: names of weights that the model has no parameter for.
         remedy: the advice in the message.
     """
     for names, problem in (
         (sorted(missing), "lack {} of the model's"),
-        (sorted(unplaced), "hold {} that the model has no parameter for"),
+        (sorted(unexpected), "hold {} that the model has no parameter for"),
     ):
         if names:
             raise UserError(
@@ -293,7 +293,7 @@ def load_weights(
     """
     check_hashes(directory)
     try:
-        with silenced_load_report():  # `check_places` reports what matters
+        with silenced_load_report():  # `check_tensor_names` reports what matters
             model, report = model_class.from_pretrained(
                 directory,
                 config=config,

@@ -61,7 +61,7 @@ class ContinuationTexts:
     def _before(self) -> list[str]:
         return self._codec.decode([list(prompt.token_ids) for prompt in self._prompts])
 
-    def of(self, rows: Iterable[int], continuations: Sequence[TokenIds]) -> list[str]:
+    def decode(self, rows: Iterable[int], continuations: Sequence[TokenIds]) -> list[str]:
         """Return the texts of the continuations of some rows."""
         rows = list(rows)
         whole = [
@@ -108,7 +108,7 @@ class StopTexts(StoppingCriteria):
         """Return which rows have ended: bool [R]."""
         rows = [row for row in range(len(input_ids)) if row not in self.lengths]
         written = self.until_end(input_ids[rows, self.prompt_length :])
-        for row, tokens, text in zip(rows, written, self.texts.of(rows, written), strict=True):
+        for row, tokens, text in zip(rows, written, self.texts.decode(rows, written), strict=True):
             if before_stop(text, self.stop) != text:
                 self.lengths[row] = len(tokens)
         ended = [row in self.lengths for row in range(len(input_ids))]

@@ -54,8 +54,8 @@ from vaswani.inference.sampling import SeededSampling
 from vaswani.inference.streaming import TokenStream
 
 GREEDY = GenerationOptions()
-# Settings of a generation_config.json that do not suit one continuation of each prompt, set to what does.
-_OF_ONE_CONTINUATION: dict[str, Any] = {
+# Neutral values for settings of a generation_config.json that do not suit one continuation of each prompt.
+_PLAIN_SEARCH: dict[str, Any] = {
     "forced_eos_token_id": None,
     "max_time": None,  # seconds, which depend on the machine and on the batch
     "num_return_sequences": 1,
@@ -292,7 +292,7 @@ class LanguageModel:
     def texts_of(self, drafts: Sequence[Draft], continuations: Sequence[TokenIds]) -> list[str]:
         """Return the text that the tokens of each continuation add to its prompt."""
         texts = ContinuationTexts(self._texts, [draft.prompt for draft in drafts])
-        return texts.of(range(len(drafts)), continuations)
+        return texts.decode(range(len(drafts)), continuations)
 
     def before_stop(self, text: str, stop: Sequence[str] = ()) -> str:
         """Return the part of a text before the first of the stop texts, or of the model's own."""
@@ -379,7 +379,7 @@ class LanguageModel:
                 stopping_criteria=StoppingCriteriaList(criteria),
                 streamer=stream,
                 logits_processor=LogitsProcessorList([finite, *self._processors(batch, options, length)]),
-                **_OF_ONE_CONTINUATION,
+                **_PLAIN_SEARCH,
                 **penalties,
             )
         except UserError:

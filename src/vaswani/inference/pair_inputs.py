@@ -54,13 +54,13 @@ class PairLines(Lines):
             number += 1
             target = next(targets, None)
             if target is None:
-                raise _of_other_length(self._names, f"{self._names[1]} ends before its line {number:,}")
+                raise _length_mismatch(self._names, f"{self._names[1]} ends before its line {number:,}")
             yield source, target
         if next(targets, None) is not None:
-            raise _of_other_length(self._names, f"{self._names[0]} ends after its line {number:,}")
+            raise _length_mismatch(self._names, f"{self._names[0]} ends after its line {number:,}")
 
 
-def _of_other_length(names: tuple[str, str], found: str) -> UserError:
+def _length_mismatch(names: tuple[str, str], found: str) -> UserError:
     return UserError(
         f"{names[0]} and {names[1]} have different numbers of lines: {found}; give a pair per line"
     )
@@ -70,7 +70,7 @@ Pairs = PairLines | TableTexts
 
 
 @dataclass(frozen=True)
-class Candidate:
+class NBestTarget:
     """A target of an n-best list.
 
     Args:
@@ -124,7 +124,7 @@ class TargetColumn(Column):
         self.field = HYPOTHESES
 
     def read(self, record: Record) -> Any:
-        """Return the target of a row, or its list of `Candidate`s; raise a UserError for anything else.
+        """Return the target of a row, or its list of `NBestTarget`s; raise a UserError for anything else.
 
         If the row has no target, return None with `lists`, and an empty text without.
         """
@@ -137,18 +137,18 @@ class TargetColumn(Column):
     def valid(self, cell: Any) -> Any:
         """Return a cell with U+FFFD in place of bytes that were not UTF-8."""
         if isinstance(cell, list):
-            return [Candidate(valid_text(each.text), each.fields, each.complete) for each in cell]
+            return [NBestTarget(valid_text(each.text), each.fields, each.complete) for each in cell]
         return None if cell is None else valid_text(cell)
 
-    def _candidate(self, record: Record, cell: Any) -> Candidate:
+    def _candidate(self, record: Record, cell: Any) -> NBestTarget:
         if isinstance(cell, str):
-            return Candidate(cell, {})
+            return NBestTarget(cell, {})
         if not isinstance(cell, dict) or not isinstance(cell.get("text"), str):
             raise UserError(
                 f"{record.place}: the list '{self.field}' holds {reading.shown(cell)}; expected texts, or "
                 "objects with a field 'text'"
             )
-        return Candidate(cell["text"], cell, cell.get("complete") is not False)
+        return NBestTarget(cell["text"], cell, cell.get("complete") is not False)
 
 
 @contextmanager
@@ -186,7 +186,7 @@ def open_pairs(
     if target_name is None:
         target = TargetColumn(target_field, defaults[1], lists, added)
         columns = [Column(source_field or defaults[0], "source_field"), target]
-        with _told_to_give_targets(name, open_table(name, columns, added=())) as rows:
+        with _with_advice_for_lines(name, open_table(name, columns, added=())) as rows:
             yield rows, target.field
         return
     names = name, target_name
@@ -198,7 +198,7 @@ def open_pairs(
     with open_lines(name) as sources, open_lines(target_name) as targets:
         counts = [_count(each) for each in names]
         if None not in counts and counts[0] != counts[1]:
-            raise _of_other_length(names, f"{counts[0]:,} and {counts[1]:,}")
+            raise _length_mismatch(names, f"{counts[0]:,} and {counts[1]:,}")
         yield PairLines(sources, targets, names, counts[0]), TARGET
 
 
@@ -211,7 +211,7 @@ def _count(name: str) -> int | None:
 
 
 @contextmanager
-def _told_to_give_targets(name: str, table: AbstractContextManager[TableTexts]) -> Iterator[TableTexts]:
+def _with_advice_for_lines(name: str, table: AbstractContextManager[TableTexts]) -> Iterator[TableTexts]:
     """Open a table; if it is not JSON, say in the error how to give two files of lines."""
     with ExitStack() as stack:
         try:

@@ -52,7 +52,7 @@ class Phrase:
         return found or (self.is_in is not None and self.is_in(output))
 
 
-class _Begun(NamedTuple):
+class _PartialPhrase(NamedTuple):
     """A spelling that an output ends in the middle of: its first `tokens` tokens are the output's last."""
 
     spelling: Spelling
@@ -120,15 +120,15 @@ class RequiredPhrases(LogitsProcessor):
 
     def _push(self, scores: torch.Tensor, output: list[int], missing: list[Phrase], is_last: bool) -> None:
         """Change the scores of one row, [V], towards the missing phrases."""
-        begun = _begun(output, missing)
-        next_token = missing[0].spellings[-1 if output else 0][0] if begun is None else begun.next_token
+        partial = _longest_partial_phrase(output, missing)
+        next_token = missing[0].spellings[-1 if output else 0][0] if partial is None else partial.next_token
         best = scores.max()
         likely = int(scores.argmax())
         scores[self.end_token_ids] = -math.inf
         if is_last or likely in self.end_token_ids:
             scores.fill_(-math.inf)
             scores[next_token] = best
-        elif begun is not None:
+        elif partial is not None:
             scores[next_token] = best + _MARGIN
 
 
@@ -147,13 +147,13 @@ def _occurs(spelling: Spelling, output: Sequence[int]) -> bool:
     return any(list(output[at : at + length]) == wanted for at in range(len(output) - length + 1))
 
 
-def _begun(output: list[int], missing: list[Phrase]) -> _Begun | None:
+def _longest_partial_phrase(output: list[int], missing: list[Phrase]) -> _PartialPhrase | None:
     """Return the spelling with the most tokens at the end of an output, or None if none has begun."""
-    begun = [
-        _Begun(spelling, tokens)
+    partial = [
+        _PartialPhrase(spelling, tokens)
         for phrase in missing
         for spelling in phrase.spellings
         for tokens in range(1, min(len(spelling) - 1, len(output)) + 1)
         if output[-tokens:] == list(spelling[:tokens])
     ]
-    return max(begun, key=lambda each: each.tokens, default=None)
+    return max(partial, key=lambda each: each.tokens, default=None)

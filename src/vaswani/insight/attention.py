@@ -31,7 +31,7 @@ from vaswani.inference.translate.engine import SearchOptions
 from vaswani.inference.translate.torch_engine import TorchEngine
 from vaswani.insight.token_texts import TokenTexts, token_texts
 
-MOST_TOKENS = 1024  # on a side; the weights of 12 layers with 12 heads are then 600 MB
+MAX_TOKENS = 1024  # on a side; the weights of 12 layers with 12 heads are then 600 MB
 
 Tokenizers = PreTrainedTokenizerBase | tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 
@@ -169,7 +169,7 @@ def _of_pair(
 
 def _translated(model: Any, pairs: PairEncoder, source_ids: list[int]) -> list[int]:
     """Return the token ids of the model's own translation, with the end token."""
-    limits = [len(source_ids) + EXTRA_LENGTH, MOST_TOKENS, position_limit(model, "target") or MOST_TOKENS]
+    limits = [len(source_ids) + EXTRA_LENGTH, MAX_TOKENS, position_limit(model, "target") or MAX_TOKENS]
     options = SearchOptions(num_beams=1)
     found = TorchEngine(model).search([source_ids], [min(limits)], options, start_options=pairs.start_options)
     return found[0][0].token_ids
@@ -199,7 +199,7 @@ def _check_length(side: str, text: str, token_ids: list[int], positions: int | N
     """Raise a UserError if a text is empty or too long."""
     if not text.strip() or not token_ids:
         raise UserError(f"the {side} is empty; give a text")
-    most = MOST_TOKENS if positions is None else min(positions, MOST_TOKENS)
+    most = MAX_TOKENS if positions is None else min(positions, MAX_TOKENS)
     if len(token_ids) > most:
         raise UserError(
             f"the {side} has {len(token_ids):,} tokens, and attention is read for up to {most:,}; shorten it"

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
     from vaswani.insight.themed_figure import ThemedFigure
 
-MOST_LABELS = 100  # tokens on a side
-MOST_PANELS = 400  # heads on a sheet
+MAX_LABELS = 100  # tokens on a side
+MAX_PANELS = 400  # heads on a sheet
 LONGEST_LABEL = 30  # letters
 CELL = 0.28  # inches: side of a heatmap's cell, and distance of tokens in a column
 LETTER = 0.085  # inches, on average
 PANEL = 0.9  # inches: side of a head on a sheet
-LEAST = 4.8, 3.0  # inches: width for the title, and height for the names of both axes
+MIN_SIZE = 4.8, 3.0  # inches: width for the title, and height for the names of both axes
 SIDES = {  # labels of the queries and keys of a map
     "encoder": ("source, attending", "source, attended to"),
     "decoder": ("target, attending", "target, attended to"),
@@ -61,7 +61,7 @@ def draw_heatmap(
     queries, keys = _labels(attention)
     width = _width(queries) + len(keys) * CELL + 1.8  # includes the colour bar
     height = max(_width(keys) * 0.8, 0.8) + len(queries) * CELL + 1.3  # includes the title
-    size = max(width, LEAST[0]), max(height, LEAST[1])
+    size = max(width, MIN_SIZE[0]), max(height, MIN_SIZE[1])
     with new_figure(size, dark=dark, texts=[*queries, *keys], layout="compressed") as figure:
         axes = figure.add_subplot()
         image = axes.imshow(weights.numpy(), cmap=figure.theme.sequential, vmin=0, interpolation="none")
@@ -100,12 +100,12 @@ def draw_arcs(
     """
     weights = weights_of(attention, layer, head)
     queries, keys = _labels(attention)
-    chosen = _queries_called(attention, token)
+    chosen = _queries_with_text(attention, token)
     opacity = weights / weights[chosen].max().clamp_min(torch.finfo(weights.dtype).tiny)
     rows = max(len(queries), len(keys))
     of_queries, of_keys = SIDES[attention.kind]
     left, right = _width([*queries, of_queries]), _width([*keys, of_keys])
-    size = max(left + right + 2.6, LEAST[0]), rows * CELL + 1.2
+    size = max(left + right + 2.6, MIN_SIZE[0]), rows * CELL + 1.2
     with new_figure(size, dark=dark, texts=[*queries, *keys]) as figure:
         axes = figure.add_subplot()
         axes.set_axis_off()
@@ -129,8 +129,8 @@ def draw_sheet(attention: AttentionMap, *, dark: bool = False) -> ThemedFigure:
         UserError: there are too many heads, or matplotlib is missing.
     """
     layers, heads, queries, keys = attention.weights.shape
-    if layers * heads > MOST_PANELS:
-        raise UserError(f"a sheet shows up to {MOST_PANELS} heads, not {layers * heads}; plot one head")
+    if layers * heads > MAX_PANELS:
+        raise UserError(f"a sheet shows up to {MAX_PANELS} heads, not {layers * heads}; plot one head")
     # The panels have the proportions of the matrix, within limits that keep them visible.
     height = PANEL * min(max(queries / keys, 0.3), 3.0)
     with new_figure((heads * (PANEL + 0.12) + 1.6, layers * (height + 0.12) + 1.3), dark=dark) as figure:
@@ -145,7 +145,7 @@ def draw_sheet(attention: AttentionMap, *, dark: bool = False) -> ThemedFigure:
                     vmin=0,
                     vmax=largest,
                     aspect="auto",
-                    interpolation="none" if max(queries, keys) <= MOST_LABELS else "antialiased",
+                    interpolation="none" if max(queries, keys) <= MAX_LABELS else "antialiased",
                 )
                 panel.set(xticks=[], yticks=[])
             panels[layer, 0].set_ylabel(f"layer {layer}", fontsize="small")
@@ -176,9 +176,9 @@ def weights_of(attention: AttentionMap, layer: int, head: int | None) -> torch.T
 def _labels(attention: AttentionMap) -> tuple[list[str], list[str]]:
     """Return the queries and keys, long ones shortened; raise a UserError if there are too many."""
     for name, texts in (("queries", attention.queries), ("keys", attention.keys)):
-        if len(texts) > MOST_LABELS:
+        if len(texts) > MAX_LABELS:
             raise UserError(
-                f"a plot has labels for up to {MOST_LABELS} {name}, not {len(texts)}; shorten the text, join "
+                f"a plot has labels for up to {MAX_LABELS} {name}, not {len(texts)}; shorten the text, join "
                 "tokens into words (--words), or plot a sheet of all heads (--style sheet)"
             )
     queries, keys = ([_shortened(text) for text in side] for side in (attention.queries, attention.keys))
@@ -202,7 +202,7 @@ def _title(attention: AttentionMap, layer: int, head: int | None) -> str:
     return f"{NAMES[attention.kind]}, layer {layer % layers}, {of_head}"
 
 
-def _queries_called(attention: AttentionMap, token: str | None) -> list[int]:
+def _queries_with_text(attention: AttentionMap, token: str | None) -> list[int]:
     """Return the indices of the queries with this text; of all queries if it is None."""
     chosen = [place for place, text in enumerate(attention.queries) if token in (None, text)]
     if not chosen:

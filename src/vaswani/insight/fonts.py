@@ -10,7 +10,7 @@ from contextlib import suppress
 logger = logging.getLogger(__name__)
 
 FIRST = "DejaVu Sans"  # comes with matplotlib
-MOST_SHOWN = 5  # characters in a warning
+MAX_SHOWN = 5  # characters in a warning
 REGULAR = (400, "normal", "regular", "book")  # weights
 INVISIBLE = ("Cc", "Cf", "Zs", "Zl", "Zp")  # categories of Unicode
 RIGHT_TO_LEFT = ("R", "AL")  # bidirectional classes of Unicode
@@ -90,7 +90,7 @@ def _add_new_fonts() -> bool:
 
 
 def _warn_of_missing(characters: set[str]) -> None:
-    shown = [f"{character} (U+{ord(character):04X})" for character in sorted(characters)[:MOST_SHOWN]]
+    shown = [f"{character} (U+{ord(character):04X})" for character in sorted(characters)[:MAX_SHOWN]]
     more = len(characters) - len(shown)
     logger.warning(
         "no installed font has %s%s; install one, such as Noto (on Debian and Ubuntu: apt install "

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from vaswani.insight.themed_figure import ThemedFigure
 
-MOST_ROWS = 4
+MAX_ROWS = 4
 LONGEST = 64  # tokens
 LONGEST_WITH_LABELS = 12
 PANEL_SIZE = 3.2  # inches, width and height
@@ -108,10 +108,10 @@ def _check(source_lengths: Sequence[int], target_lengths: Sequence[int]) -> None
         for length in lengths:
             if not 1 <= length <= LONGEST:
                 raise UserError(f"{name}={length} must be at least 1 and at most {LONGEST}, to be drawn")
-    if not 1 <= len(source_lengths) == len(target_lengths) <= MOST_ROWS:
+    if not 1 <= len(source_lengths) == len(target_lengths) <= MAX_ROWS:
         raise UserError(
             f"{len(source_lengths)} source lengths and {len(target_lengths)} target lengths are given; give "
-            f"as many of each, at most {MOST_ROWS}"
+            f"as many of each, at most {MAX_ROWS}"
         )
 
 

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from vaswani.insight.themed_figure import ThemedFigure
 
 SIZE = (8.0, 4.5)  # inches
-MOST_POINTS = 1000  # per line
+MAX_POINTS = 1000  # per line
 
 
 def drawn_updates(max_steps: int) -> list[int]:
     """Return updates from 1 to `max_steps`, evenly spaced, with both ends."""
-    points = min(max_steps, MOST_POINTS)
+    points = min(max_steps, MAX_POINTS)
     return sorted({1 + (max_steps - 1) * point // max(points - 1, 1) for point in range(points)})
 
 

@@ -65,7 +65,7 @@ def block_reasons(pattern: SparsePattern, num_blocks: int) -> torch.Tensor:
         int8 [H, N, N] of `Reason`: with several reasons, the first of global, window and random; always
         `DIAGONAL` on the diagonal of a causal pattern.
     """
-    pattern = pattern.in_blocks().within(num_blocks)
+    pattern = pattern.in_blocks().limited_to(num_blocks)
     full_rows = pattern.num_global_rows(num_blocks)
     blocks = pattern.key_blocks(num_blocks)  # [H, N − full_rows, g + w + r]
     counts = torch.tensor([pattern.global_blocks, pattern.window_blocks, pattern.random_blocks])

@@ -176,7 +176,7 @@ def attend(
     padding_mask, past_length = _read_mask(attention_mask, pattern, query.shape[2], key.shape[2])
     continues = not (isinstance(past_length, int) and past_length == 0)
     value_width = value.shape[-1]
-    query, key, value = _of_one_width(query, key, value)
+    query, key, value = _padded_to_one_width(query, key, value)
     output, weights = sparse_attention_forward(
         *(module, query, key, value, padding_mask, scaling, dropout, past_length),
         output_attentions=wants_weights or (continues and dropout > 0),
@@ -184,7 +184,7 @@ def attend(
     return output[..., :value_width].contiguous(), weights  # some models call `view` on it
 
 
-def _of_one_width(*states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _padded_to_one_width(*states: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Pad queries, keys and values [B, H, T or S, D] with zeros, because kernels take one D for all.
 
     Zeros do not change the scores. The caller cuts the output to the width of the values.

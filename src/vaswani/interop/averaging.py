@@ -36,7 +36,7 @@ from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 
 logger = logging.getLogger(__name__)
 
-UNLIKE = 0.1  # cosine: weights of separate trainings have nearly 0, checkpoints of one run nearly 1
+UNRELATED_COSINE = 0.1  # cosine: weights of separate trainings have nearly 0, checkpoints of one run nearly 1
 CONFIGS = ("config.json", "generation_config.json")
 # Fields that may differ between equal models: the version that saved them, where a tokenizer was loaded from
 # (which changes when a run is resumed), and how it was last called.
@@ -89,7 +89,7 @@ def average(checkpoints: Sequence[str | Path], output: str | Path) -> int:
             for file in weight_files(folders[0]):
                 means = {name: _mean(sources, name) for name in stored_tensors(file)}
                 save_file(means, unfinished / file.name, metadata={"format": "pt"})
-            _warn_of_strangers(sources)
+            _warn_of_unrelated(sources)
         _copy_files(folders, unfinished)
         write_hashes(unfinished)
         _record(folders, unfinished, output.absolute().name)
@@ -142,7 +142,7 @@ def _mean(sources: Sequence[_Source], name: str) -> torch.Tensor:
     return (total / len(sources)).to(first.dtype)
 
 
-def _warn_of_strangers(sources: Sequence[_Source]) -> None:
+def _warn_of_unrelated(sources: Sequence[_Source]) -> None:
     """Log a warning that names checkpoints whose weights are unrelated to those of the first.
 
     Only the largest matrix is compared, because norms and biases are similar in all models.
@@ -156,7 +156,7 @@ def _warn_of_strangers(sources: Sequence[_Source]) -> None:
     strangers = []
     for source in sources[1:]:
         other = source.read(name).double()
-        if (first * other).sum() < UNLIKE * first.norm() * other.norm():
+        if (first * other).sum() < UNRELATED_COSINE * first.norm() * other.norm():
             strangers.append(str(source.folder))
     if strangers:
         logger.warning(

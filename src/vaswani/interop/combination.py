@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from vaswani.errors import UserError
-from vaswani.interop.formats import made
+from vaswani.interop.formats import build_config
 from vaswani.model.configuration_vaswani import (
     VaswaniConfig,
     VaswaniDecoderConfig,
@@ -84,7 +84,7 @@ def _config(encoder: Any, decoder: Any, values: dict[str, Any]) -> VaswaniConfig
     given |= {"vocab_size": source.vocab_size, "decoder_vocab_size": target.vocab_size}
     given |= {name: getattr(target, name) for name in OWN_FIELDS - {"vocab_size"}}
     given |= {"share_encoder_decoder_embeddings": False, "decoder_start_token_id": target.bos_token_id}
-    return made(VaswaniConfig, {**given, **values})
+    return build_config(VaswaniConfig, {**given, **values})
 
 
 def _common(configs: dict[str, VaswaniFamilyConfig], values: dict[str, Any]) -> dict[str, Any]:

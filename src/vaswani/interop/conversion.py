@@ -135,7 +135,8 @@ def _filled(model: Any, state: dict[str, torch.Tensor], like: Any) -> Any:
     model.config.dtype = like.dtype
     if like.can_generate() and model.can_generate():
         generation: Any = deepcopy(like.generation_config)
-        for name in SPECIAL_TOKENS:  # a token without an embedding ends no text (see `impossible_tokens`)
+        # A token without an embedding ends no text (see `tokens_without_embedding`).
+        for name in SPECIAL_TOKENS:
             if isinstance(token := getattr(generation, name), int) and token >= model.config.vocab_size:
                 setattr(generation, name, None if not model.config.is_encoder_decoder else token)
         model.generation_config = generation

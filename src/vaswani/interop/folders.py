@@ -20,7 +20,13 @@ from vaswani.hub.checkpoint import load_checkpoint, local_folder
 from vaswani.hub.hashes import tokenizer_files, write_hashes
 from vaswani.hub.run_metadata import read_config
 from vaswani.hub.vocabulary import check_vocabulary
-from vaswani.hub.weights import check_not_adapter, check_places, check_weights, holds_adapter, load_weights
+from vaswani.hub.weights import (
+    check_not_adapter,
+    check_tensor_names,
+    check_weights,
+    holds_adapter,
+    load_weights,
+)
 from vaswani.interop.combination import combine
 from vaswani.interop.conversion import OUR_CLASSES, convert, export, format_of
 from vaswani.interop.sentence_modules import copy_sentence_modules
@@ -30,7 +36,7 @@ from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 
 CHECKED_ROWS, CHECKED_LENGTH = 2, 12
 LARGEST_DIFFERENCE = {torch.float32: 1e-3, torch.float64: 1e-6}
-OF_HALF_PRECISION = 0.2  # bfloat16 has eight significant bits
+LARGEST_HALF_DIFFERENCE = 0.2  # bfloat16 has eight significant bits
 
 # By format of `export_folder`: the files of the model, and the tool that exports models of other libraries.
 MODEL_FILES = {"ctranslate2": "model.bin", "marian": "*.safetensors", "onnx": "*.onnx*"}
@@ -259,7 +265,7 @@ def load_exactly(folder: Path, config: PreTrainedConfig, architecture: str | Non
     check_weights(folder, config)
     model, report = load_weights(folder, model_class, config, dtype="auto")
     remedy = f"they were loaded as {class_name}: --architecture selects another class"
-    check_places(folder, report["missing_keys"], report["unexpected_keys"], remedy)
+    check_tensor_names(folder, report["missing_keys"], report["unexpected_keys"], remedy)
     return model.eval()
 
 
@@ -294,7 +300,9 @@ def _difference(model: PreTrainedModel, converted: PreTrainedModel) -> float:
     with torch.no_grad():
         outputs = [each(**inputs)[0].double() for each in (model, converted)]
     difference = (outputs[0] - outputs[1]).abs().max().item()
-    allowed = LARGEST_DIFFERENCE.get(model.dtype, OF_HALF_PRECISION) * max(1.0, outputs[0].abs().max().item())
+    allowed = LARGEST_DIFFERENCE.get(model.dtype, LARGEST_HALF_DIFFERENCE) * max(
+        1.0, outputs[0].abs().max().item()
+    )
     if not difference <= allowed:
         raise RunError(
             f"the converted model computes other outputs: they differ by up to {difference:.3g}; nothing was "

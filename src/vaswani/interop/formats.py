@@ -14,7 +14,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 
 from vaswani.errors import UserError, one_line
-from vaswani.interop.weights import Rule, State, under
+from vaswani.interop.weights import Rule, State, with_prefix
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Format:
         """Return the rules for the tensors of one of their classes."""
         if self.classes[class_name].endswith("Model"):
             return self.base
-        return (*under(self.prefix, self.base), *self.heads)
+        return (*with_prefix(self.prefix, self.base), *self.heads)
 
     def to_ours(self, config: PreTrainedConfig, class_name: str) -> VaswaniFamilyConfig:
         """Convert a configuration to ours.
@@ -110,8 +110,8 @@ class Format:
                     f"{our_name} for both; set them to one value"
                 )
         values |= {name: getattr(config, name, None) for name in SHARED_FIELDS} | self.ours
-        values |= dict.fromkeys(impossible_tokens(config))
-        return made(self.our_config_class, {**values, **self.derived(config, class_name)})
+        values |= dict.fromkeys(tokens_without_embedding(config))
+        return build_config(self.our_config_class, {**values, **self.derived(config, class_name)})
 
     def to_theirs(self, config: VaswaniFamilyConfig) -> PreTrainedConfig:
         """Convert our configuration to theirs.
@@ -127,10 +127,10 @@ class Format:
                 )
         values = {name: getattr(config, our_name) for name, our_name in self.fields.items()}
         values |= {name: getattr(config, name, None) for name in SHARED_FIELDS} | self.theirs
-        return made(self.config_class, {**values, **self.derived_back(config)})
+        return build_config(self.config_class, {**values, **self.derived_back(config)})
 
 
-def impossible_tokens(config: PreTrainedConfig) -> list[str]:
+def tokens_without_embedding(config: PreTrainedConfig) -> list[str]:
     """Return the names of a single-stack model's special tokens without an embedding; warn about them.
 
     GPT-2's configuration has the token 50256 by default, also for a model with fewer tokens.
@@ -154,7 +154,7 @@ def _plain(config: VaswaniFamilyConfig, name: str) -> Any:
     return "full" if is_full else getattr(config, name)
 
 
-def made(config_class: type[Any], values: Mapping[str, Any]) -> Any:
+def build_config(config_class: type[Any], values: Mapping[str, Any]) -> Any:
     """Return a configuration with these values.
 
     Raises:

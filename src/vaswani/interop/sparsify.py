@@ -87,7 +87,7 @@ def sparsify(
         "sparse_layers": layers,
     }
     configs = _copied_configs(model, sparse.config_class, **numbers)
-    _give_patterns(model, configs[model])
+    _set_patterns(model, configs[model])
     _set_configs(configs)
     model.__class__ = sparse
     # Building a model, here an empty one, tells the library which outputs the class can return.
@@ -170,7 +170,7 @@ def _find_layers(model: PreTrainedModel) -> dict[str, Any]:
         found = [(name, asdict(call)) for name, call in modules if call is not None]
         if len(found) == len(modules) and all(call == found[0][1] for _, call in found):
             found = [(pattern, found[0][1])]
-        layers.update((_in_the_body(model, name), call) for name, call in found)
+        layers.update((_name_in_base_model(model, name), call) for name, call in found)
     return layers
 
 
@@ -179,18 +179,18 @@ def _without_numbers(name: str) -> str:
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
 
 
-def _in_the_body(model: Any, name: str) -> str:
+def _name_in_base_model(model: Any, name: str) -> str:
     """Return a module's name within the body of a model, which is the same for all heads."""
     prefix = f"{model.base_model_prefix}."
     return name.removeprefix(prefix) if model.base_model is not model else name
 
 
-def _give_patterns(model: nn.Module, config: Any) -> None:
+def _set_patterns(model: nn.Module, config: Any) -> None:
     """Set the `pattern` of each attention module: None for cross-attention."""
     patterns: dict[nn.Module, SparsePattern | None] = {}
     numbers: Counter[str] = Counter()  # number of previous layers with the same general name
     for name, module in model.named_modules():
-        name = _in_the_body(model, name)
+        name = _name_in_base_model(model, name)
         general = _without_numbers(name)
         call = config.sparse_layers.get(name, config.sparse_layers.get(general))
         if call is None:
@@ -266,7 +266,7 @@ class SparseModel:
         if config.sparse_layers is None:
             with _dense_configs(self):  # type: ignore[arg-type]
                 config.sparse_layers = _find_layers(self)  # type: ignore[arg-type]
-        _give_patterns(self, config)  # type: ignore[arg-type]
+        _set_patterns(self, config)  # type: ignore[arg-type]
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
         """Save the model; raise a UserError if its configuration has another pattern than its modules use."""

@@ -24,7 +24,7 @@ QUANTIZATIONS = (
     *("float32", "float16", "bfloat16"),
     *("int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16"),
 )
-NEVER = -1e4  # logit of a token that is never written; float16 can represent it
+NEVER_LOGIT = -1e4  # logit of a token that is never written; float16 can represent it
 USUAL_POSITIONS = 2048  # a table of 4 MB at width 512
 INSTALL = 'install it with: pip install "vaswani[ctranslate2]"'
 # Names of `ACT2FN` with those of CTranslate2's `Activation`.
@@ -96,7 +96,7 @@ def _check_exportable(model: PreTrainedModel, max_positions: int | None) -> None
     if type(model).__name__ not in SPECIFICATIONS:
         raise UserError(
             f"CTranslate2 has no counterpart of {type(model).__name__}; it runs "
-            f"{', '.join(SPECIFICATIONS)}{_elsewhere(model)}"
+            f"{', '.join(SPECIFICATIONS)}{_onnx_advice(model)}"
         )
     for stack in config.stacks:
         if set(config.layer_attention(stack)) != {"full"}:
@@ -116,7 +116,7 @@ def _check_exportable(model: PreTrainedModel, max_positions: int | None) -> None
         )
 
 
-def _elsewhere(model: PreTrainedModel) -> str:
+def _onnx_advice(model: PreTrainedModel) -> str:
     """Return the advice to export a model to ONNX, if that can hold it."""
     return "; export it to ONNX (--to onnx)" if type(model).__name__ in GRAPHS else ""
 
@@ -200,7 +200,7 @@ def _decoder_stack(model: Any, max_positions: int) -> Any:
     if (padding := unwritten_padding(model)) is not None:
         if model.lm_head.bias is None:
             spec.projection.bias = torch.zeros(len(model.lm_head.weight))
-        spec.projection.bias[padding] = NEVER
+        spec.projection.bias[padding] = NEVER_LOGIT
     return spec
 
 

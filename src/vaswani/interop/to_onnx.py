@@ -317,7 +317,7 @@ def _write(model: nn.Module, graph: Graph, path: Path) -> None:
     )
     shapes = tuple({place: _dimension(axis) for place, axis in of_input.items()} for of_input in axes)
     examples = tuple(_example(name, shape) for name, shape in graph.inputs.items())
-    with _without_notices(), torch.no_grad():
+    with _hidden_notices(), torch.no_grad():
         # Not left to `torch.onnx.export`, which tries other strategies if the first would fix a length.
         program = torch.export.export(_Traced(model, graph), examples, dynamic_shapes=(shapes,))
         exported: Any = torch.onnx.export(
@@ -342,7 +342,7 @@ def _example(name: str, shape: tuple[int | str, ...]) -> torch.Tensor:
 
 
 @contextmanager
-def _without_notices() -> Iterator[None]:
+def _hidden_notices() -> Iterator[None]:
     """Hide notices of the exporter and the quantizer, such as those about image packages or axis names."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", None)]
     levels = [logger.level for logger in loggers]
@@ -368,6 +368,6 @@ def _quantize(path: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     whole = path.rename(path.with_suffix(".float32"))
-    with _without_notices():
+    with _hidden_notices():
         quantize_dynamic(whole, path, weight_type=QuantType.QInt8, per_channel=True, reduce_range=True)
     whole.unlink()

@@ -14,7 +14,7 @@ from vaswani.model.modeling_vaswani import VaswaniModel
 
 ACTIVATIONS = {"relu": functional.relu, "gelu": functional.gelu}
 # Traits that must be equal in the layers of both stacks; others need to be equal only within a stack.
-OF_ALL_LAYERS = ("activation", "norm_first", "bias", "dropout", "layer_norm_eps")
+SHARED_TRAITS = ("activation", "norm_first", "bias", "dropout", "layer_norm_eps")
 NO_EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
 
@@ -123,7 +123,7 @@ def _check_layers(module: nn.Transformer) -> None:
     stacks: dict[str, Any] = {"encoder": module.encoder, "decoder": module.decoder}
     for name, stack in stacks.items():
         of_stack = _traits(stack.layers[0], stack.norm)
-        expected = of_stack | {trait: of_model[trait] for trait in OF_ALL_LAYERS}
+        expected = of_stack | {trait: of_model[trait] for trait in SHARED_TRAITS}
         for number, layer in enumerate(stack.layers):
             found = _traits(layer, stack.norm)
             for trait, value in expected.items():

@@ -56,7 +56,7 @@ def linear(theirs: str, *ours: str, transposed: bool = False) -> tuple[Rule, ...
     )
 
 
-def under(prefix: str, rules: Iterable[Rule]) -> tuple[Rule, ...]:
+def with_prefix(prefix: str, rules: Iterable[Rule]) -> tuple[Rule, ...]:
     """Return the rules for a base model inside a model with a head, where ours is called `model`."""
     return tuple(
         replace(rule, theirs=prefix + rule.theirs, ours=tuple(f"model.{name}" for name in rule.ours))

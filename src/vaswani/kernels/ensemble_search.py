@@ -16,7 +16,7 @@ from vaswani.kernels.search import ARGUMENTS, own_loop, prepared_steps, share_so
 from vaswani.kernels.search_cache import SearchCache
 from vaswani.model.compatibility import CACHE_NAME
 
-OF_THE_SEARCH = {*ARGUMENTS, "synced_gpus", "streamer"}  # arguments of the search, not of a model
+SEARCH_ARGUMENTS = {*ARGUMENTS, "synced_gpus", "streamer"}  # arguments of the search, not of a model
 
 
 class EnsembleSearchCache:
@@ -88,7 +88,7 @@ def _members(
     found = []
     states = arguments["encoder_outputs"][0].split(ensemble.widths, dim=-1)
     for member, state in zip(ensemble.members, states, strict=True):
-        own = {name: value for name, value in arguments.items() if name not in OF_THE_SEARCH}
+        own = {name: value for name, value in arguments.items() if name not in SEARCH_ARGUMENTS}
         own["encoder_outputs"] = BaseModelOutput(last_hidden_state=state.to(member.dtype))
         own[CACHE_NAME] = EncoderDecoderCache(DynamicCache(), DynamicCache())
         cache = share_sources(member, input_ids, arguments["generation_config"], own)

@@ -33,7 +33,7 @@ def hook_in() -> None:
 
 
 def linear(
-    otherwise: Callable[..., torch.Tensor],
+    fallback: Callable[..., torch.Tensor],
     states: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -47,7 +47,7 @@ def linear(
         and states.numel() >= MULTIPLE * weight.shape[1]
     ):
         return _HalfLinear.apply(states, weight, bias)
-    return otherwise(states, weight, bias)
+    return fallback(states, weight, bias)
 
 
 class _HalfLinear(torch.autograd.Function):
@@ -55,7 +55,7 @@ class _HalfLinear(torch.autograd.Function):
     def forward(
         ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        rows, factor = rounded_up(states.flatten(0, -2)), weight.to(torch.bfloat16)
+        rows, factor = pad_rows(states.flatten(0, -2)), weight.to(torch.bfloat16)
         # States in bfloat16 are kept by the layer that made them anyway; saving them needs no more memory.
         ctx.save_for_backward(states if states.dtype == torch.bfloat16 else rows, factor)
         ctx.shape, ctx.dtypes = states.shape, (states.dtype, weight.dtype)
@@ -68,16 +68,16 @@ class _HalfLinear(torch.autograd.Function):
         kept, factor = ctx.saved_tensors
         of_states, of_weight = ctx.dtypes
         needs_states, needs_weight, needs_bias = ctx.needs_input_grad
-        upstream = rounded_up(grad.flatten(0, -2))
+        upstream = pad_rows(grad.flatten(0, -2))
         num_rows = grad.numel() // grad.shape[-1]
         return (
             (upstream @ factor)[:num_rows].to(of_states).view(ctx.shape) if needs_states else None,
-            (upstream.t() @ rounded_up(kept.flatten(0, -2))).to(of_weight) if needs_weight else None,
+            (upstream.t() @ pad_rows(kept.flatten(0, -2))).to(of_weight) if needs_weight else None,
             upstream.sum(0, dtype=of_weight) if needs_bias else None,
         )
 
 
-def rounded_up(rows: torch.Tensor) -> torch.Tensor:
+def pad_rows(rows: torch.Tensor) -> torch.Tensor:
     """Return the rows [M, K] in bfloat16, followed by rows of zeros: [P, K]."""
     num_rows = len(rows)
     if num_rows % MULTIPLE == 0:
@@ -89,19 +89,19 @@ def rounded_up(rows: torch.Tensor) -> torch.Tensor:
     return padded
 
 
-def takes(states: torch.Tensor) -> bool:
+def gains(states: torch.Tensor) -> bool:
     """Return whether products of these states would often have new shapes."""
     return states.dtype == torch.bfloat16 and states.device.type == "cpu"
 
 
 def product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """`rows @ weight.T`, without gradients: [M, K] and [N, K] in bfloat16 -> [M, N]."""
-    return (rounded_up(rows) @ weight.t())[: len(rows)]
+    return (pad_rows(rows) @ weight.t())[: len(rows)]
 
 
 def add_product_over_rows(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
     """Add `left.T @ right` to `total` in place, without gradients: [N, K] in float32, [M, N] and [M, K]."""
-    added = rounded_up(left).t() @ rounded_up(right)
+    added = pad_rows(left).t() @ pad_rows(right)
     # Adding converts to a new float32 tensor; in small parts it stays in the cache and needs no new memory.
     for some, sums in zip(added.split(ROWS_ADDED), total.split(ROWS_ADDED), strict=True):
         sums += some

@@ -33,7 +33,7 @@ TARGETS = {  # by the processor's capability, as PyTorch reports it
     "AVX512": ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl"),
 }
 SECONDS = 30  # time limit of the compiler; it usually takes two or three
-MOST_SAID = 2000  # characters of a failed compiler's messages
+MAX_OUTPUT_CHARACTERS = 2000  # characters of a failed compiler's messages
 
 
 class _NothingToCompile(Exception):  # noqa: N818  # not an error: most machines have no compiler
@@ -146,7 +146,7 @@ def _compile(source: Path, command: list[str]) -> bytes:
                 process.wait()
                 raise
         if status:
-            said = log.read_text(errors="replace")[:MOST_SAID]
+            said = log.read_text(errors="replace")[:MAX_OUTPUT_CHARACTERS]
             raise subprocess.CalledProcessError(status, arguments, stderr=said)
         return built.read_bytes()
 

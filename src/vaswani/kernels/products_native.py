@@ -48,7 +48,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def linear(
-    otherwise: Callable[..., torch.Tensor],
+    fallback: Callable[..., torch.Tensor],
     states: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -56,7 +56,7 @@ def linear(
     """`states @ weight.T + bias`, by the library if it is faster: [..., K], [N, K] and [N] -> [..., N]."""
     if onednn.is_plain(states, weight) and gains(states, weight.t()) and onednn.packed_weight(weight) is None:
         return _Linear.apply(states, weight, bias)
-    return otherwise(states, weight, bias)
+    return fallback(states, weight, bias)
 
 
 class _Linear(torch.autograd.Function):
@@ -119,7 +119,7 @@ def product(states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """`states @ weight.T`, without gradients, by the fastest library: [..., K] and [N, K] -> [..., N]."""
     if gains(states, weight.t()):
         return native_product(states.flatten(0, -2), weight.t()).view(*states.shape[:-1], -1)
-    if half_products.takes(states):
+    if half_products.gains(states):
         return half_products.product(states.flatten(0, -2), weight).view(*states.shape[:-1], -1)
     return onednn.product(states, weight)
 
@@ -128,7 +128,7 @@ def add_product_over_rows(total: torch.Tensor, left: torch.Tensor, right: torch.
     """Add `left.T @ right` to `total` in place, without gradients: [N, K], [M, N] and [M, K]."""
     if gains(left.t(), right):
         native_product(left.t(), right, added_to=total)
-    elif half_products.takes(left):
+    elif half_products.gains(left):
         half_products.add_product_over_rows(total, left, right)
     else:
         total += onednn.product_over_rows(left, right)

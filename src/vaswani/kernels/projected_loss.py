@@ -97,7 +97,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         row_gradient = torch.empty_like(rows)
         weight_gradient = rows.new_zeros(weight.t().shape, dtype=precision)  # transposed: adding is fastest
         size = rows_per_chunk(rows, weight)
-        factors, factor_weight = as_factors(rows, weight)
+        factors, factor_weight = in_autocast_dtype(rows, weight)
         for start in range(0, len(rows), size):
             chunk, target = factors[start : start + size], targets[start : start + size]
             logits = product(chunk, factor_weight)  # [n, V]
@@ -189,7 +189,7 @@ class TokenLoss(NamedTuple):
         logits = lm_head(rows)
         return self.function(logits, slice(0, len(logits)))
 
-    def of_logits(self, logits: torch.Tensor) -> torch.Tensor:
+    def from_logits(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the loss of logits [P · B, T, V]: a scalar."""
         rows = self._rows(logits)
         return self.function(rows, slice(0, len(rows)))
@@ -216,7 +216,7 @@ class _ProjectedLoss(torch.autograd.Function):
         row_gradient = torch.empty_like(rows)
         weight_gradient = rows.new_zeros(weight.t().shape, dtype=precision)  # transposed: adding is fastest
         size = max(1, rows_per_chunk(rows, weight) // math.prod(rows.shape[1:-1]))
-        factors, factor_weight = as_factors(rows, weight)
+        factors, factor_weight = in_autocast_dtype(rows, weight)
         for start in range(0, len(rows), size):
             place = slice(start, min(start + size, len(rows)))
             chunk = factors[place]
@@ -239,7 +239,7 @@ class _ProjectedLoss(torch.autograd.Function):
         return row_gradient * grad_output, weight_gradient * grad_output, None, None
 
 
-def as_factors(rows: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def in_autocast_dtype(rows: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return both in the dtype of autocast, if it is on: converted once, not for each product."""
     device = rows.device.type
     if not torch.is_autocast_enabled(device):

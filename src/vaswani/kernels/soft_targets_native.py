@@ -29,7 +29,7 @@ def library() -> ctypes.CDLL | None:
     return native_library(SOURCE, vaswani_soft_targets=types)
 
 
-def computes(logits: torch.Tensor, teacher: torch.Tensor, tokens: torch.Tensor | None) -> bool:
+def can_compute(logits: torch.Tensor, teacher: torch.Tensor, tokens: torch.Tensor | None) -> bool:
     """Return whether the C++ code can compute this divergence; the code itself does not check.
 
     Args:
@@ -55,7 +55,7 @@ def divergence_and_gradient(
     temperature: float,
     wants_gradient: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the summed KL(teacher ‖ softmax(logits / T)), in nats, and its gradient, where `computes`.
+    """Return the summed KL(teacher ‖ softmax(logits / T)), in nats, and its gradient, where `can_compute`.
 
     Args:
         logits: float32 or bfloat16 [n, V].

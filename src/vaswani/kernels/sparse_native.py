@@ -67,7 +67,7 @@ def can_compute(query: torch.Tensor, pattern: SparsePattern) -> bool:
 
 
 def attend_natively(
-    otherwise: Callable[..., torch.Tensor],
+    fallback: Callable[..., torch.Tensor],
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -82,7 +82,7 @@ def attend_natively(
     state.
     """
     if not can_compute(query, pattern):
-        return otherwise(query, key, value, pattern, padding_mask, scaling, dropout)
+        return fallback(query, key, value, pattern, padding_mask, scaling, dropout)
     has_gap = pattern.gap and query.shape[2] > pattern.global_tokens
     if has_gap:  # fill the gap with hidden tokens
         query, key, value = (_with_gap(states, pattern, dim=2) for states in (query, key, value))
@@ -197,7 +197,7 @@ class _Inputs:
     dropout: float
     log_sums: torch.Tensor
 
-    def of_group(self, group: Group) -> "_Inputs":
+    def for_group(self, group: Group) -> "_Inputs":
         """Return the inputs of some sequences, which have a dropout of their own.
 
         The sums of their rows, which may be shorter, come first in their part of `log_sums`.
@@ -231,7 +231,7 @@ def _call_in_groups(
             result.zero_()
     for group in groups:
         states = {name: group.states(each) for name, each in {**given, **results}.items()}
-        _call(function, inputs.of_group(group), states)
+        _call(function, inputs.for_group(group), states)
 
 
 def _call(function: str, inputs: _Inputs, states: dict[str, torch.Tensor]) -> None:

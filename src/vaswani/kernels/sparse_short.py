@@ -25,7 +25,7 @@ def hook_in() -> None:
 
 
 def attend_to_all(
-    otherwise: Callable[..., torch.Tensor],
+    fallback: Callable[..., torch.Tensor],
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -37,7 +37,7 @@ def attend_to_all(
     """`attend_by_pattern`: dense attention for short sequences without dropout, else another kernel."""
     length, is_eager = query.shape[2], query.device.type == "cpu" and has_values(query)
     if dropout or not is_eager or not shows_everything(pattern, length):
-        return otherwise(query, key, value, pattern, padding_mask, scaling, dropout)
+        return fallback(query, key, value, pattern, padding_mask, scaling, dropout)
     mask = None
     if padding_mask is not None and not padding_mask.all():  # without a mask the fused kernel is faster
         mask = padding_mask[:, None, None]

@@ -15,18 +15,18 @@ from transformers.activations import ACT2FN
 from .sparse_pattern import SparsePattern
 
 # Larger values are a mistake, or an attack on the memory of the machine that loads the configuration.
-MOST_LAYERS = 1_000
+MAX_LAYERS = 1_000
 LARGEST_SIZE = 2**27  # tokens, positions and widths
-MOST_SPARSE_BLOCKS = 2**10  # blocks of each kind: window, global, random
-MOST_LABELS = 2**18
+MAX_SPARSE_BLOCKS = 2**10  # blocks of each kind: window, global, random
+MAX_LABELS = 2**18
 SIZES = {  # minimum and maximum
     **dict.fromkeys(("vocab_size", "decoder_vocab_size", "d_model"), (1, LARGEST_SIZE)),
     **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "max_position_embeddings"), (1, LARGEST_SIZE)),
     **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), (1, LARGEST_SIZE)),
-    **dict.fromkeys(("encoder_layers", "decoder_layers"), (1, MOST_LAYERS)),
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), (1, MAX_LAYERS)),
     **dict.fromkeys(("token_type_vocab_size", "sinusoidal_offset"), (0, LARGEST_SIZE)),
-    **dict.fromkeys(("sparse_window_blocks", "sparse_global_blocks"), (0, MOST_SPARSE_BLOCKS)),
-    "sparse_random_blocks": (0, MOST_SPARSE_BLOCKS),
+    **dict.fromkeys(("sparse_window_blocks", "sparse_global_blocks"), (0, MAX_SPARSE_BLOCKS)),
+    "sparse_random_blocks": (0, MAX_SPARSE_BLOCKS),
     "sparse_block_size": (0, 2**16),
 }
 RATES = ("dropout", "attention_dropout", "activation_dropout", "word_dropout", "classifier_dropout")
@@ -166,11 +166,11 @@ class VaswaniFamilyConfig(AnyKernelReturnsAttentions, PreTrainedConfig):
         self.validate_sizes()
         num_labels = further.get("num_labels")
         is_whole = isinstance(num_labels, int) and not isinstance(num_labels, bool)
-        if num_labels is not None and not (is_whole and 1 <= num_labels <= MOST_LABELS):
-            raise ValueError(f"num_labels={num_labels!r} must be a whole number from 1 to {MOST_LABELS:,}.")
+        if num_labels is not None and not (is_whole and 1 <= num_labels <= MAX_LABELS):
+            raise ValueError(f"num_labels={num_labels!r} must be a whole number from 1 to {MAX_LABELS:,}.")
         labels = self.id2label or {}
-        if len(labels) > MOST_LABELS:
-            raise ValueError(f"id2label has {len(labels):,} labels; expected at most {MOST_LABELS:,}.")
+        if len(labels) > MAX_LABELS:
+            raise ValueError(f"id2label has {len(labels):,} labels; expected at most {MAX_LABELS:,}.")
         if strange := [label for label in labels if not str(label).isdecimal()]:
             raise ValueError(f"id2label has the key {strange[0]!r}; expected numbers of labels: 0, 1, ...")
         if further.get("per_layer_config"):
@@ -210,7 +210,7 @@ class VaswaniFamilyConfig(AnyKernelReturnsAttentions, PreTrainedConfig):
     def validate_sizes(self):
         """Check that every size is within limits that a machine can hold; some sizes may be 0."""
         limits = {name: bounds for name, bounds in SIZES.items() if hasattr(self, name)}
-        limits["sparse_global_tokens"] = 0, MOST_SPARSE_BLOCKS * max(1, self.sparse_block_size)
+        limits["sparse_global_tokens"] = 0, MAX_SPARSE_BLOCKS * max(1, self.sparse_block_size)
         for name, (least, most) in limits.items():
             value = getattr(self, name) or 0
             if not least <= value <= most:

@@ -74,9 +74,10 @@ def blocks_of_sequences(
 ) -> torch.Tensor | None:
     """Return the number of blocks of each sequence [B, n] up to its last visible token: int64 [B].
 
-    None if the number of blocks does not change the pattern (see `SparsePattern.draws`), or without padding.
+    None without padding, or if the number of blocks does not change the pattern (see
+    `SparsePattern.varies_with_length`).
     """
-    if padding_mask is None or not pattern.draws(pattern.num_blocks(length)):
+    if padding_mask is None or not pattern.varies_with_length(pattern.num_blocks(length)):
         return None
     shown = padding_mask[:, :length].bool()
     return pattern.num_blocks_of(
@@ -216,7 +217,7 @@ def visible_blocks(
 def _(
     pattern: list[int], num_blocks: int, query_blocks: torch.Tensor, own_blocks: torch.Tensor | None
 ) -> torch.Tensor:
-    fitted = pattern_of(pattern).within(num_blocks)
+    fitted = pattern_of(pattern).limited_to(num_blocks)
     most = fitted.global_blocks + fitted.window_blocks + fitted.random_blocks
     batch = 1 if own_blocks is None else own_blocks.shape[0]
     return query_blocks.new_empty(batch, fitted.num_heads, query_blocks.shape[0], most)

@@ -144,7 +144,7 @@ class SparsePattern:
             return self
         return replace(self, global_blocks=-(-self.global_tokens // self.block_size), global_tokens=0)
 
-    def within(self, num_blocks: int) -> "SparsePattern":
+    def limited_to(self, num_blocks: int) -> "SparsePattern":
         """Return the pattern without the global, window and random blocks that N blocks cannot fill."""
         window = max(1, num_blocks if self.causal else 2 * num_blocks - 1)
         return replace(
@@ -193,7 +193,7 @@ class SparsePattern:
         """The number of query blocks, from the start, that see every block."""
         return 0 if self.causal else min(self.in_blocks().global_blocks, num_blocks)
 
-    def draws(self, num_blocks: int) -> bool:
+    def varies_with_length(self, num_blocks: int) -> bool:
         """Return whether random blocks depend on N: some query block has more candidates than are drawn."""
         fixed = self.in_blocks().global_blocks + self.window_blocks // 2 + 1  # of the last query block
         return not self.causal and 0 < self.random_blocks < num_blocks - fixed
@@ -202,17 +202,17 @@ class SparsePattern:
         """Return the key blocks that each query block sees, without the query blocks that see everything.
 
         Returns:
-            int64 [H, N − `num_global_rows`, g + w + r], with g, w and r of `within(N)`: for each query block
-            its global blocks, then its window, then its random blocks in ascending order; −1 for none.
+            int64 [H, N − `num_global_rows`, g + w + r], with g, w and r of `limited_to(N)`: for each query
+            block its global blocks, then its window, then its random blocks in ascending order; −1 for none.
         """
-        fitted = self.in_blocks().within(num_blocks)
+        fitted = self.in_blocks().limited_to(num_blocks)
         query = torch.arange(self.num_global_rows(num_blocks), num_blocks, device=device)
         rows_at_a_time = max(1, _CHUNK // (self.num_heads * max(1, num_blocks)))
         parts = [fitted._of_queries(rows, num_blocks) for rows in query.split(rows_at_a_time)]
         return torch.cat(parts, dim=1)
 
     def _of_queries(self, query: torch.Tensor, num_blocks: int) -> torch.Tensor:
-        """Return the key blocks of some query blocks [R] of a pattern `within` N: [H, R, g + w + r]."""
+        """Return the key blocks of some query blocks [R] of a pattern limited to N: [H, R, g + w + r]."""
         fixed = self._fixed_key_blocks(query, num_blocks)
         key = torch.arange(num_blocks, device=query.device)
         head = self.first_head + torch.arange(self.num_heads, device=query.device)

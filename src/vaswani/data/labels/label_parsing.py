@@ -78,7 +78,7 @@ def _several(cell: Any, separator: str) -> list[str]:
     """Return the distinct labels in order of first occurrence."""
     is_text = isinstance(cell, str)
     if is_text:
-        cell = _listed(cell, otherwise=cell.split(separator))
+        cell = _listed(cell, default=cell.split(separator))
     items = cell if isinstance(cell, list) else [cell]
     names = [_name(item) for item in items]
     may_be_numbers = is_text or not any(isinstance(item, str) for item in items)
@@ -88,8 +88,8 @@ def _several(cell: Any, separator: str) -> list[str]:
     return [name for name in dict.fromkeys(names) if name]
 
 
-def _listed(text: str, otherwise: list[Any]) -> list[Any]:
-    """Return the items of a JSON list, or `otherwise`; refuse a list as Python prints it."""
+def _listed(text: str, default: list[Any]) -> list[Any]:
+    """Return the items of a JSON list, or `default`; refuse a list as Python prints it."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -97,8 +97,8 @@ def _listed(text: str, otherwise: list[Any]) -> list[Any]:
             raise ValueError(
                 f'has {shown(text)}, a list as Python prints it; write it as JSON: ["a", "b"]'
             ) from None
-        return otherwise
-    return value if isinstance(value, list) else otherwise
+        return default
+    return value if isinstance(value, list) else default
 
 
 def _number(cell: Any) -> float | None:
@@ -118,14 +118,14 @@ def _tags(cell: Any) -> list[str] | None:
             f"has the tag {IGNORED_LABEL}, which marks words without a tag; every word needs one, such as O"
         )
     if isinstance(cell, str):
-        cell = _listed(cell, otherwise=cell.split())
+        cell = _listed(cell, default=cell.split())
     return [_name(item) for item in cell] if isinstance(cell, list) else None
 
 
 def _words(cell: Any) -> list[str] | None:
     """Return a list of words; in a list, words keep their white space and whole numbers are words too."""
     if isinstance(cell, str):
-        listed = _listed(cell, otherwise=[])
+        listed = _listed(cell, default=[])
         return listed if listed and all(isinstance(word, str) for word in listed) else cell.split()
     return [_word(item) for item in cell] if isinstance(cell, list) else None
 

@@ -140,8 +140,8 @@ def _null_place(tokenizer: PreTrainedTokenizerBase, input_ids: list[int]) -> int
     return input_ids.index(cls) if cls is not None and cls in input_ids else 0
 
 
-def _shortened(tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], most: int) -> list[str]:
-    """Return questions of at most `most` tokens; longer questions are cut at the end of a token."""
+def _shortened(tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], max_tokens: int) -> list[str]:
+    """Return questions of at most `max_tokens` tokens; longer questions are cut at the end of a token."""
     texts = [question.strip() for question in questions]
     long = list(range(len(texts)))
     while long:
@@ -154,9 +154,9 @@ def _shortened(tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], mos
             **text_options(tokenizer),
         )
         tokens = dict(zip(long, encoding["offset_mapping"], strict=True))
-        long = [number for number in long if len(tokens[number]) > most]
+        long = [number for number in long if len(tokens[number]) > max_tokens]
         for number in long:  # the shorter text may be tokenized differently: check again
-            cut = texts[number][: tokens[number][most - 1][1]]
+            cut = texts[number][: tokens[number][max_tokens - 1][1]]
             texts[number] = cut if len(cut) < len(texts[number]) else texts[number][:-1]
     return texts
 

@@ -60,9 +60,9 @@ class Document:
     characters: Integers
     text: str
 
-    def end_of_part(self, start: int, most: int) -> int:
-        """Return the end of a part of at most `most` tokens: between sentences, else words, else tokens."""
-        limit = start + most
+    def end_of_part(self, start: int, max_tokens: int) -> int:
+        """Return the end of a part of up to `max_tokens`: between sentences, else words, else tokens."""
+        limit = start + max_tokens
         if limit >= len(self.ids):
             return len(self.ids)
         for starts in (self.sentence_starts, self.word_starts):
@@ -85,11 +85,11 @@ class Document:
         starts = self.word_starts[place], self.sentence_starts[place]
         return Document(self.ids[place], *starts, self.characters[place], self.text)
 
-    def parts(self, most: int) -> Iterator[Document]:
-        """Cut the document into parts of at most `most` tokens (see `end_of_part`)."""
+    def parts(self, max_tokens: int) -> Iterator[Document]:
+        """Cut the document into parts of at most `max_tokens` tokens (see `end_of_part`)."""
         start = 0
         while start < len(self.ids):
-            stop = self.end_of_part(start, most)
+            stop = self.end_of_part(start, max_tokens)
             yield self.part(start, stop)
             start = stop
 
@@ -289,8 +289,8 @@ class SegmentPairs(SequenceBuilder):
         """Yield first and second segments, and whether the second is from another document."""
         room, start = self.max_length - 3, 0
         while start < len(document.ids):
-            most = int(generator.integers(2, room + 1)) if generator.random() < SHORT_PAIRS else room
-            stop = max(document.end_of_part(start, most), start + 2)
+            max_tokens = int(generator.integers(2, room + 1)) if generator.random() < SHORT_PAIRS else room
+            stop = max(document.end_of_part(start, max_tokens), start + 2)
             if stop > len(document.ids):  # one token is left, too few for two segments
                 return
             middle = document.inner_start(start, stop, generator)
@@ -302,11 +302,11 @@ class SegmentPairs(SequenceBuilder):
             start = middle if is_random else stop
 
 
-def _drawn_part(documents: list[Document], most: int, generator: np.random.Generator) -> Document:
-    """Draw a document, and a part of it with at most `most` tokens that begins with a sentence."""
+def _drawn_part(documents: list[Document], max_tokens: int, generator: np.random.Generator) -> Document:
+    """Draw a document, and a part of it with at most `max_tokens` tokens that begins with a sentence."""
     document = documents[generator.integers(len(documents))]
     start = int(generator.choice([0, *np.flatnonzero(document.sentence_starts)]))
-    return document.part(start, document.end_of_part(start, most))
+    return document.part(start, document.end_of_part(start, max_tokens))
 
 
 def boundary_token_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from vaswani.data.collation import Example
 from vaswani.data.text.denoising import LENGTHS, Integers, frames
 from vaswani.data.text.sequences import TOKENS, Document, Flags, SequenceBuilder
 
-FEWEST_SENTINELS = 100  # in a new vocabulary, as in T5
+MIN_SENTINELS = 100  # in a new vocabulary, as in T5
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def best_spans(
     start_logits: torch.Tensor,
     end_logits: torch.Tensor,
     places: torch.Tensor,
-    most: int,
+    n_best: int,
     max_answer_length: int,
 ) -> torch.Tensor:
     """Return the best spans of each window.
@@ -76,7 +76,7 @@ def best_spans(
         start_logits: [B, T].
         end_logits: [B, T].
         places: int64 [B, 3], as from `WindowCollator`.
-        most: number of spans that are wanted. N is at least `CANDIDATES`, because spans of tokens that are
+        n_best: number of spans that are wanted. N is at least `CANDIDATES`, because spans of tokens that are
             white space, or the same characters, are not answers of their own.
         max_answer_length: A.
 
@@ -84,7 +84,7 @@ def best_spans(
         float32 [B, 1 + N, 3]: first the score of no answer and two zeros; then, for each span, its score and
         its first and last token, counted in the tokens of the text. A span that does not exist scores −∞.
     """
-    most = max(most, CANDIDATES)
+    n_best = max(n_best, CANDIDATES)
     starts, ends = start_logits.float(), end_logits.float()
     null, first, count = places.unsqueeze(-1).unbind(1)  # [B, 1] each
     positions = torch.arange(starts.shape[1], device=starts.device)
@@ -92,10 +92,10 @@ def best_spans(
     longest = min(max_answer_length, starts.shape[1])
     reachable = F.pad(ends.masked_fill(outside, -torch.inf), (0, longest - 1), value=-torch.inf)
     sums = starts.masked_fill(outside, -torch.inf)[..., None] + reachable.unfold(1, longest, 1)  # [B, T, A]
-    scores, found = sums.flatten(1).topk(min(most, sums[0].numel()))
+    scores, found = sums.flatten(1).topk(min(n_best, sums[0].numel()))
     begin = found // longest - first
     spans = torch.stack([scores, begin.float(), (begin + found % longest).float()], dim=-1)
-    spans = F.pad(spans, (0, 0, 0, most - spans.shape[1]), value=-torch.inf)
+    spans = F.pad(spans, (0, 0, 0, n_best - spans.shape[1]), value=-torch.inf)
     null_scores = starts.gather(1, null) + ends.gather(1, null)  # [B, 1]
     return torch.cat([F.pad(null_scores, (0, 2))[:, None], spans], dim=1)
 
@@ -104,7 +104,7 @@ def answers_of(
     contexts: list[str],
     windows: Iterable[Window],
     found: Iterable[np.ndarray],
-    most: int,
+    n_best: int,
     threshold: float | None = None,
 ) -> list[Answer]:
     """Return the answers to questions from the best spans of all of their windows.
@@ -113,7 +113,7 @@ def answers_of(
         contexts: the text of each question.
         windows: the windows of all questions, in any order.
         found: the best spans of each window, [1 + N, 3], as from `best_spans`.
-        most: number of spans to keep for each question.
+        n_best: number of spans to keep for each question.
         threshold: see `Answer`.
     """
     nulls = [float("inf")] * len(contexts)
@@ -132,14 +132,14 @@ def answers_of(
             if place[0] < place[1]:
                 known[place] = max(score, known.get(place, score))
     return [
-        Answer(_best(context, known, most), null_score, threshold)
+        Answer(_best(context, known, n_best), null_score, threshold)
         for context, known, null_score in zip(contexts, spans, nulls, strict=True)
     ]
 
 
-def _best(context: str, known: dict[tuple[int, int], float], most: int) -> list[Span]:
+def _best(context: str, known: dict[tuple[int, int], float], n_best: int) -> list[Span]:
     """Return the spans with the highest scores; of spans with equal scores, the first and shortest."""
-    best = sorted(known.items(), key=lambda item: (-item[1], item[0]))[:most]
+    best = sorted(known.items(), key=lambda item: (-item[1], item[0]))[:n_best]
     return [Span(context[start:end], start, end, score) for (start, end), score in best]
 
 

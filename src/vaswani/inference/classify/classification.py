@@ -30,7 +30,7 @@ from vaswani.data.text_codec import TextCodec
 from vaswani.errors import RunError, UserError, check_positive
 from vaswani.files.run_settings import read_settings
 from vaswani.hub.checkpoint import WRITING_COMMANDS, local_folder
-from vaswani.hub.run_metadata import auto_class_of, named, read_config
+from vaswani.hub.run_metadata import auto_class_of, class_name, read_config
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, checked, padded_inputs, within_memory
 from vaswani.inference.decoding import longest_text
 from vaswani.inference.pretrained import FromPretrained
@@ -96,7 +96,7 @@ def task_of_checkpoint(name: str | Path, revision: str | None = None) -> str:
         command = WRITING_COMMANDS.get(writes)
         advice = f"; it writes texts: use {command}" if command else ""
         raise UserError(
-            f"{folder} holds {named(config)}, which predicts no labels; expected {_EXPECTED}{advice}"
+            f"{folder} holds {class_name(config)}, which predicts no labels; expected {_EXPECTED}{advice}"
         )
     return task
 

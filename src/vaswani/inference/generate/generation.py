@@ -75,19 +75,19 @@ class Generation:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Request:
     """A prompt of a stream.
 
     Args:
-        number: its number.
-        given: what was given.
+        number: its number in the stream.
+        prompt: the text or the chat, as given.
         text: what the model reads.
         rendered: whether a chat template wrote the text.
-        problem: why there is no text.
+        problem: why the chat has no text; None if it has.
     """
 
     number: int
-    given: TextOrChat
+    prompt: TextOrChat
     text: str
     rendered: bool = False
     problem: str | None = None
@@ -97,7 +97,7 @@ class _Asked:
 
 
 @dataclass(frozen=True)
-class _Fitted:
+class _FittedPrompt:
     """A prompt with the number of tokens that may follow."""
 
     prompt: Prompt
@@ -195,8 +195,8 @@ class TextGenerator(FromPretrained):
             raise UserError(f"expected a list of prompts, got one text: write [{prompts[:20]!r}]")
         check_positive(buffer_size=buffer_size)
         self.options.check_samples(num_samples)
-        asked = (self._ask(prompt, number) for number, prompt in enumerate(prompts))
-        return self._generate_buffers(asked, num_samples, with_scores, buffer_size, progress)
+        requests = (self._request(prompt, number) for number, prompt in enumerate(prompts))
+        return self._generate_buffers(requests, num_samples, with_scores, buffer_size, progress)
 
     def stream(self, prompt: TextOrChat, *, number: int = 0) -> Generator[str, None, Generation]:
         """Yield the continuation of a prompt in pieces, as soon as they are found; join them for the whole.
@@ -216,11 +216,11 @@ class TextGenerator(FromPretrained):
             RunError: during iteration, if the prompt does not fit into the device's memory, or the scores are
                 not finite.
         """
-        asked = self._ask(prompt, number)
-        (fitted,) = self._fit_all([asked])
+        request = self._request(prompt, number)
+        (fitted,) = self._fit_all([request])
         if fitted.problem is not None:
             raise UserError(fitted.problem)
-        return self._pieces(asked.given, fitted, number)
+        return self._pieces(request.prompt, fitted, number)
 
     @property
     def _leading(self) -> TokenIds:
@@ -230,13 +230,13 @@ class TextGenerator(FromPretrained):
         """Return the number of tokens of a prompt that is cut; the last new token needs no position."""
         return positions + 1 - self.max_new_tokens
 
-    def _ask(self, prompt: Any, number: int) -> _Asked:
+    def _request(self, prompt: Any, number: int) -> _Request:
         """Return a prompt with the text that the model reads."""
         where = f"prompt {number + 1:,}"
         if isinstance(prompt, str):
             (text,) = checked([prompt])
             if not self.chat:
-                return _Asked(number, prompt, text)
+                return _Request(number, prompt, text)
             chat: Chat = [{"role": USER, "content": text}]
         else:
             try:
@@ -251,18 +251,18 @@ class TextGenerator(FromPretrained):
         try:
             text = rendered_chat(tokenizer, chat, "it", add_generation_prompt=True)
         except UserError as error:
-            return _Asked(number, prompt, "", problem=str(error))
-        return _Asked(number, prompt, text, rendered=True)
+            return _Request(number, prompt, "", problem=str(error))
+        return _Request(number, prompt, text, rendered=True)
 
     def _generate_buffers(
         self,
-        asked: Iterator[_Asked],
+        requests: Iterator[_Request],
         num_samples: int,
         with_scores: bool,
         buffer_size: int,
         progress: Callable[[int], object] | None,
     ) -> Iterator[Generation]:
-        for buffer in buffers(asked, buffer_size):
+        for buffer in buffers(requests, buffer_size):
             fitted = self._fit_all(buffer)
             drafts = [
                 [] if fit.problem else self._drafts(fit, one.number, num_samples)
@@ -274,51 +274,55 @@ class TextGenerator(FromPretrained):
             found = iter(self._continued(flat, with_scores, done))
             for one, fit, of_prompt in zip(buffer, fitted, drafts, strict=True):
                 continuations = tuple(next(found) for _ in of_prompt)
-                yield Generation(one.given, continuations, fit.problem, fit.cut_off)
+                yield Generation(one.prompt, continuations, fit.problem, fit.cut_off)
 
-    def _encode(self, asked: list[_Asked]) -> list[Prompt]:
+    def _encode(self, requests: list[_Request]) -> list[Prompt]:
         """Return the tokens of texts, and those of chats, which their template has framed."""
         encoded = {}
         for rendered in (False, True):
-            texts = [one.text for one in asked if one.rendered == rendered]
+            texts = [one.text for one in requests if one.rendered == rendered]
             encoded[rendered] = iter(self.language_model.encode(texts, rendered=rendered))
-        return [next(encoded[one.rendered]) for one in asked]
+        return [next(encoded[one.rendered]) for one in requests]
 
-    def _fit_all(self, asked: list[_Asked]) -> list[_Fitted]:
+    def _fit_all(self, requests: list[_Request]) -> list[_FittedPrompt]:
         """Return the prompts, with their problems or the number of new tokens."""
         return [
-            self._fit(prompt) if one.problem is None else _Fitted(prompt, 0, one.problem)
-            for one, prompt in zip(asked, self._encode(asked), strict=True)
+            self._fit(prompt) if one.problem is None else _FittedPrompt(prompt, 0, one.problem)
+            for one, prompt in zip(requests, self._encode(requests), strict=True)
         ]
 
-    def _fit(self, prompt: Prompt) -> _Fitted:
+    def _fit(self, prompt: Prompt) -> _FittedPrompt:
         """Return a prompt with the number of new tokens that the model has positions for."""
         token_ids = prompt.token_ids
         most, positions = self.max_new_tokens, self.language_model.positions
         if not token_ids:
             begin = begin_token_id(self.language_model.tokenizer)
             if begin is None:
-                return _Fitted(prompt, 0, "it is empty, and the tokenizer has no token that begins a text")
+                return _FittedPrompt(
+                    prompt, 0, "it is empty, and the tokenizer has no token that begins a text"
+                )
             return self._fit(Prompt((begin,)))
         if positions is None or len(token_ids) <= self._kept(positions):
-            return _Fitted(prompt, most)
+            return _FittedPrompt(prompt, most)
         if self.too_long == "cut":
             leading = self._leading if token_ids[: len(self._leading)] == self._leading else ()
             cut = Frame(leading, (), keeps_end=True).cut(token_ids, self._kept(positions))
-            return _Fitted(prompt._replace(token_ids=tuple(cut)), most, cut_off=True)
+            return _FittedPrompt(prompt._replace(token_ids=tuple(cut)), most, cut_off=True)
         if len(token_ids) > positions:
             problem = f"it has {len(token_ids):,} tokens, and the model has positions for {positions:,}"
-            return _Fitted(prompt, 0, f"{problem}; shorten it, or give too_long=cut")
-        return _Fitted(prompt, positions + 1 - len(token_ids))
+            return _FittedPrompt(prompt, 0, f"{problem}; shorten it, or give too_long=cut")
+        return _FittedPrompt(prompt, positions + 1 - len(token_ids))
 
-    def _drafts(self, fitted: _Fitted, number: int, num_samples: int) -> list[Draft]:
+    def _drafts(self, fitted: _FittedPrompt, number: int, num_samples: int) -> list[Draft]:
         """Return a draft for each continuation, with its own random numbers if it is sampled."""
         seeds: list[tuple[int, ...]] = [()]
         if self.options.sampling is not None:
             seeds = [(self.options.seed or 0, number, sample) for sample in range(num_samples)]
         return [Draft(fitted.prompt, fitted.new_tokens, seed) for seed in seeds]
 
-    def _pieces(self, prompt: TextOrChat, fitted: _Fitted, number: int) -> Generator[str, None, Generation]:
+    def _pieces(
+        self, prompt: TextOrChat, fitted: _FittedPrompt, number: int
+    ) -> Generator[str, None, Generation]:
         """Yield words as soon as they are complete and cannot be the beginning of a stop text."""
         model = self.language_model
         (draft,) = self._drafts(fitted, number, 1)

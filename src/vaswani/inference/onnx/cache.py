@@ -24,7 +24,7 @@ class OnnxCache:
     is_compileable: ClassVar[bool] = False  # `generate` reads it
 
     @classmethod
-    def of_outputs(cls, outputs: dict[str, torch.Tensor]) -> OnnxCache:
+    def from_outputs(cls, outputs: dict[str, torch.Tensor]) -> OnnxCache:
         """Return the keys and values among the outputs of a file."""
         present = "present."
         found = ((name, states) for name, states in outputs.items() if name.startswith(present))

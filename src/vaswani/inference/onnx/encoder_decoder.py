@@ -109,7 +109,7 @@ class OnnxEncoderDecoder(OnnxPreTrainedModel, GenerationMixin):
         check_length(self.config, past.get_seq_length() + target.shape[1])
         inputs |= past.inputs() or {"encoder_hidden_states": states}
         outputs = run_session(self.next_step if past.states else self.first_step, inputs)
-        cache: Any = OnnxCache(past.states | OnnxCache.of_outputs(outputs).states) if use_cache else None
+        cache: Any = OnnxCache(past.states | OnnxCache.from_outputs(outputs).states) if use_cache else None
         return Seq2SeqLMOutput(logits=outputs["logits"], **{CACHE_NAME: cache})
 
     def get_encoder(self, modality: str | None = None) -> OnnxEncoder:

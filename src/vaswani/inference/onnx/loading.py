@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError, check_positive
 from vaswani.hub.checkpoint import check_serves, local_folder, read_generation_config
-from vaswani.hub.run_metadata import auto_class_of, meta_model, named, read_config
+from vaswani.hub.run_metadata import auto_class_of, class_name, meta_model, read_config
 from vaswani.hub.vocabulary import check_vocabulary
 from vaswani.inference.onnx.encoder_decoder import OnnxEncoderDecoder
 from vaswani.inference.onnx.one_stack import OnnxCausalModel, OnnxModel
@@ -136,7 +136,7 @@ def _check_class(auto_class: Any, folder: Path) -> None:
     config = read_config(folder)
     check_serves(auto_class, config, folder)
     if auto_class_of(config) is not auto_class:
-        raise UserError(f"{folder} holds {named(config)}; expected a model of {auto_class.__name__}")
+        raise UserError(f"{folder} holds {class_name(config)}; expected a model of {auto_class.__name__}")
 
 
 def _generation_config(folder: Path, model: PreTrainedModel) -> GenerationConfig:

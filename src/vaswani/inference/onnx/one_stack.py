@@ -144,7 +144,7 @@ class OnnxCausalModel(OnnxModel, GenerationMixin):
         elif position_ids is not None and self.config.position_embedding != "none":
             _check_positions(position_ids, mask)
         outputs = run_session(self.session, inputs | (past.inputs() or self._nothing(len(ids))))
-        cache: Any = OnnxCache.of_outputs(outputs) if use_cache else None
+        cache: Any = OnnxCache.from_outputs(outputs) if use_cache else None
         return CausalLMOutputWithPast(logits=outputs["logits"], **{CACHE_NAME: cache})
 
     def get_output_embeddings(self) -> nn.Module:

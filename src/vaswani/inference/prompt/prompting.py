@@ -23,7 +23,7 @@ _NORMAL_97_5 = 1.959964  # the 97.5 % quantile of the normal distribution
 
 
 @dataclass(frozen=True)
-class Answer:
+class TaskAnswer:
     """The answer to one test row.
 
     Args:
@@ -56,7 +56,7 @@ class PromptingResult:
     """
 
     shots: int
-    answers: list[Answer]
+    answers: list[TaskAnswer]
 
     @property
     def right(self) -> int:
@@ -75,7 +75,7 @@ class PromptingResult:
         return 100 * low, 100 * high
 
     @property
-    def with_fewer_shots(self) -> list[Answer]:
+    def with_fewer_shots(self) -> list[TaskAnswer]:
         """The answers with fewer shots than requested, because the model has too few positions."""
         return [answer for answer in self.answers if answer.shots < self.shots]
 
@@ -107,21 +107,21 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _EncodedQuestion:
     """A question with its encoded prompt.
 
     Args:
         question: the row.
         shots: the number of shots that fit.
         prompt: the prompt with these shots.
-        written: the prompt as tokens; None for a question with choices.
+        prompt_tokens: the prompt as tokens; None for a question with choices.
         continuations: the prompt with each choice; empty for a generated answer.
     """
 
     question: Question
     shots: int
     prompt: str
-    written: Prompt | None
+    prompt_tokens: Prompt | None
     continuations: Sequence[Continuation]
 
 
@@ -163,8 +163,8 @@ class Prompter(FromPretrained):
     ) -> PromptingResult:
         """Answer every question of a task.
 
-        If a prompt is too long for the model's positions, its first shots are left out; `Answer.shots` is the
-        number of remaining shots.
+        If a prompt is too long for the model's positions, its first shots are left out; `TaskAnswer.shots` is
+        the number of remaining shots.
 
         Args:
             task: the questions, and the examples that shots are drawn from.
@@ -178,19 +178,21 @@ class Prompter(FromPretrained):
             RunError: a batch does not fit into the device's memory, or the scores are not finite.
         """
         task.check_shots(shots)
-        asked = [self._ask(task, number, shots, seed) for number in range(len(task.questions))]
+        encoded = [
+            self._encode_with_shots(task, number, shots, seed) for number in range(len(task.questions))
+        ]
         find = self._write if task.generate else self._choose
-        return PromptingResult(shots, find(task, asked, progress))
+        return PromptingResult(shots, find(task, encoded, progress))
 
-    def _ask(self, task: Task, number: int, shots: int, seed: int) -> _Asked:
+    def _encode_with_shots(self, task: Task, number: int, shots: int, seed: int) -> _EncodedQuestion:
         """Return a question with the last of its shots, as many as fit."""
         drawn = task.draw_shots(number, shots, seed)
         try:
             for left_out in range(shots + 1):
-                asked = self._encode(task, task.questions[number], drawn[left_out:])
-                length = self._length(task, asked)
+                encoded = self._encode(task, task.questions[number], drawn[left_out:])
+                length = self._length(task, encoded)
                 if length <= (self.language_model.positions or length):
-                    return asked
+                    return encoded
         except UserError as error:
             raise UserError(f"row {number + 1} of test: {error}") from error
         raise UserError(
@@ -198,50 +200,50 @@ class Prompter(FromPretrained):
             f"for {self.language_model.positions:,}; shorten it, or leave it out"
         )
 
-    def _encode(self, task: Task, question: Question, shots: Sequence[Question]) -> _Asked:
+    def _encode(self, task: Task, question: Question, shots: Sequence[Question]) -> _EncodedQuestion:
         prompt = task.text(question, shots)
-        written: Prompt | None = None
+        prompt_tokens: Prompt | None = None
         continuations: list[Continuation] = []
         if task.generate:
-            written = self.language_model.encode_prompt(prompt)
+            prompt_tokens = self.language_model.encode_prompt(prompt)
         else:
             continuations = self.language_model.encode_answers(prompt, question.choices)
-        return _Asked(question, len(shots), prompt, written, continuations)
+        return _EncodedQuestion(question, len(shots), prompt, prompt_tokens, continuations)
 
     @staticmethod
-    def _length(task: Task, asked: _Asked) -> int:
+    def _length(task: Task, encoded: _EncodedQuestion) -> int:
         """Return the number of positions that the model needs: all tokens but the last."""
-        if asked.written is not None:
-            return len(asked.written.token_ids) + task.max_new_tokens - 1
-        return max(len(continuation.inputs) for continuation in asked.continuations)
+        if encoded.prompt_tokens is not None:
+            return len(encoded.prompt_tokens.token_ids) + task.max_new_tokens - 1
+        return max(len(continuation.inputs) for continuation in encoded.continuations)
 
     def _write(
-        self, task: Task, asked: list[_Asked], progress: Callable[[int], object] | None
-    ) -> list[Answer]:
+        self, task: Task, encoded: list[_EncodedQuestion], progress: Callable[[int], object] | None
+    ) -> list[TaskAnswer]:
         """Answer with generated texts."""
-        prompts = [one.written for one in asked if one.written is not None]
+        prompts = [one.prompt_tokens for one in encoded if one.prompt_tokens is not None]
         texts = self.language_model.write(prompts, task.max_new_tokens, task.stop_texts, progress)
         answers = []
-        for row, (one, text) in enumerate(zip(asked, texts, strict=True), 1):
+        for row, (one, text) in enumerate(zip(encoded, texts, strict=True), 1):
             given, expected = text.strip(), one.question.answer.strip()
-            answers.append(Answer(row, one.shots, one.prompt, expected, given, given == expected))
+            answers.append(TaskAnswer(row, one.shots, one.prompt, expected, given, given == expected))
         return answers
 
     def _choose(
-        self, task: Task, asked: list[_Asked], progress: Callable[[int], object] | None
-    ) -> list[Answer]:
+        self, task: Task, encoded: list[_EncodedQuestion], progress: Callable[[int], object] | None
+    ) -> list[TaskAnswer]:
         """Answer with the highest-scoring choices."""
         unconditional = self._unconditional(task) if task.normalize == "unconditional" else {}
-        continuations = [continuation for one in asked for continuation in one.continuations]
+        continuations = [continuation for one in encoded for continuation in one.continuations]
         log_probs = iter(self.language_model.log_probs(continuations, progress))
         answers = []
-        for row, one in enumerate(asked, 1):
+        for row, one in enumerate(encoded, 1):
             scores = {}
             for choice, continuation in zip(one.question.choices, one.continuations, strict=True):
                 length = len(continuation.answer_ids) if task.normalize == "tokens" else 1
                 scores[choice] = next(log_probs) / length - unconditional.get(choice, 0.0)
             given, expected = max(scores, key=scores.__getitem__), one.question.answer
-            answers.append(Answer(row, one.shots, one.prompt, expected, given, given == expected, scores))
+            answers.append(TaskAnswer(row, one.shots, one.prompt, expected, given, given == expected, scores))
         return answers
 
     def _unconditional(self, task: Task) -> dict[str, float]:

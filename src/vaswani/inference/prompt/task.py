@@ -232,14 +232,16 @@ def fill(key: str, template: str, row: Row) -> str:
         UserError: a field is missing, or neither text nor number; or the template is invalid.
     """
     with _template_errors(key, template):
-        return _Fields(key).vformat(template, (), row)
+        return _TemplateFormatter(key).vformat(template, (), row)
 
 
 def fill_each(key: str, template: str, row: Row) -> list[str]:
     """Fill a template for each item of a list in one of its fields (see `fill`)."""
     with _template_errors(key, template):
         names = [name for _, name, _, _ in string.Formatter().parse(template) if name]
-    lists = {name: value for name in names if isinstance(value := _Fields(key).value(name, row), list)}
+    lists = {
+        name: value for name in names if isinstance(value := _TemplateFormatter(key).value(name, row), list)
+    }
     if len(lists) != 1:
         raise UserError(f"{key}: expected one field with a list in {template!r}, or a list of templates")
     ((name, items),) = lists.items()
@@ -258,7 +260,7 @@ def _template_errors(key: str, template: str) -> Iterator[None]:
         ) from error
 
 
-class _Fields(string.Formatter):
+class _TemplateFormatter(string.Formatter):
     """Formats Python format strings in which a dot accesses a nested field, not an attribute of an object."""
 
     def __init__(self, key: str):
@@ -291,7 +293,7 @@ class _Fields(string.Formatter):
 
 
 def _label(row: Row, name: str, num_choices: int) -> int:
-    label = _Fields("label").value(name, row)
+    label = _TemplateFormatter("label").value(name, row)
     if isinstance(label, str) and label.isdecimal():  # CSV and TSV hold only texts
         label = int(label)
     if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < num_choices:

@@ -11,7 +11,7 @@ from typing import Any
 
 from vaswani.inference.batches import BUFFERED_TEXTS
 from vaswani.inference.inputs import LineReport, Texts
-from vaswani.inference.pair_inputs import SOURCE, TARGET, Candidate, Pairs
+from vaswani.inference.pair_inputs import SOURCE, TARGET, NBestTarget, Pairs
 from vaswani.inference.pairs import Pair
 from vaswani.inference.score.scorer import Score, Scorer, perplexity_of
 
@@ -166,7 +166,7 @@ def _fields(score: Score) -> dict[str, Any]:
     return fields
 
 
-def _candidate(scorer: Scorer, candidate: Candidate, score: Score) -> dict[str, Any]:
+def _candidate(scorer: Scorer, candidate: NBestTarget, score: Score) -> dict[str, Any]:
     """Return a target of an n-best list with its score, which replaces any earlier score."""
     ranking = scorer.rank_key(score)
     kept = {name: value for name, value in candidate.fields.items() if name not in ADDED}

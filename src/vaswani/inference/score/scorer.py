@@ -24,7 +24,7 @@ from transformers import (
 
 from vaswani.errors import UserError, check_positive
 from vaswani.hub.checkpoint import local_folder
-from vaswani.hub.run_metadata import auto_class_of, named, read_config
+from vaswani.hub.run_metadata import auto_class_of, class_name, read_config
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, listed, within_memory
 from vaswani.inference.decoding import GNMTLengthPenalty
 from vaswani.inference.finite_scores import check_finite_scores
@@ -113,7 +113,7 @@ def kind_of_checkpoint(name: str | Path, revision: str | None = None) -> Kind:
     kind = kind_of(config)
     if kind is None:
         raise UserError(
-            f"{folder} holds {named(config)}, which gives tokens no probabilities; expected {EXPECTED}"
+            f"{folder} holds {class_name(config)}, which gives tokens no probabilities; expected {EXPECTED}"
         )
     return kind
 

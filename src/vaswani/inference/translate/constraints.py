@@ -49,7 +49,7 @@ class Constraints:
 
     def limit(self, source_length: int) -> int:
         """Return the maximum length of a translation for a source of this length (see `TargetLengths`)."""
-        return min(self.lengths.most(source_length), self.max_length)
+        return min(self.lengths.max_tokens(source_length), self.max_length)
 
     def demands(self, line: Line, source: EncodedText, number: int) -> Demands:
         """Return the constraints on the translation of a line; `number` is its number in the stream.
@@ -63,7 +63,7 @@ class Constraints:
         _, required = check_phrases(self.banned, (*self.required, *line.required))
         limit = self.limit(len(source.token_ids))
         phrases = self.spellings(required, len(prefix), limit)
-        least = min(self.lengths.least(len(source.token_ids)), limit)
+        least = min(self.lengths.min_tokens(len(source.token_ids)), limit)
         return Demands(min_length=least, number=number, prefix=prefix, required=phrases)
 
     def spellings(

@@ -47,20 +47,20 @@ class TargetLengths:
                     f"{least}={given[0]} is more than {most}={given[1]}; lower {least} or raise {most}"
                 )
 
-    def most(self, source_length: int) -> int:
+    def max_tokens(self, source_length: int) -> int:
         """Return the maximum tokens of a translation for a source of this length, at least 1."""
-        most = max(source_length + EXTRA_LENGTH, self._asked(source_length))
+        max_tokens = max(source_length + EXTRA_LENGTH, self._requested_minimum(source_length))
         if self.max_length_ratio is not None:
-            most = math.floor(self.max_length_ratio * source_length + _ROUNDING)
-        return max(min(most, self.max_length), 1)
+            max_tokens = math.floor(self.max_length_ratio * source_length + _ROUNDING)
+        return max(min(max_tokens, self.max_length), 1)
 
-    def least(self, source_length: int) -> int:
+    def min_tokens(self, source_length: int) -> int:
         """Return the minimum tokens of a translation for a source of this length; 0 without a minimum."""
-        return min(self._asked(source_length), self.most(source_length))
+        return min(self._requested_minimum(source_length), self.max_tokens(source_length))
 
-    def _asked(self, source_length: int) -> int:
+    def _requested_minimum(self, source_length: int) -> int:
         """Return the larger of the two minimums for a source of this length."""
-        least = self.min_length or 0
+        min_tokens = self.min_length or 0
         if self.min_length_ratio is not None:
-            least = max(least, math.ceil(self.min_length_ratio * source_length - _ROUNDING))
-        return least
+            min_tokens = max(min_tokens, math.ceil(self.min_length_ratio * source_length - _ROUNDING))
+        return min_tokens

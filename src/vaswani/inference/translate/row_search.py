@@ -17,7 +17,7 @@ from vaswani.inference.translate.results import Hypothesis, Translation
 from vaswani.inference.translate.unknown_words import UnknownWords
 from vaswani.inference.translate.word_alignment import WordAlignment, word_alignment
 
-_MOST_SPELLINGS = 200  # of banned phrases, found in outputs of a sentence and then suppressed
+_MAX_SPELLINGS = 200  # of banned phrases, found in outputs of a sentence and then suppressed
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Request:
     with_scores: bool
 
 
-class _Written(NamedTuple):
+class _DecodedOutput(NamedTuple):
     """A hypothesis of an engine with its text."""
 
     text: str
@@ -71,7 +71,9 @@ class RowSearch:
             found = self._search(rows, self.options, request)
         return [self._translation(row, written, request) for row, written in zip(rows, found, strict=True)]
 
-    def _search(self, rows: list[Row], options: SearchOptions, request: Request) -> list[list[_Written]]:
+    def _search(
+        self, rows: list[Row], options: SearchOptions, request: Request
+    ) -> list[list[_DecodedOutput]]:
         """Return the outputs of the engine with their texts; to rank them again, all of the search."""
         if self.mbr_metric is not None:
             request = Request(max(request.n_best, self.options.num_beams), with_scores=True)
@@ -87,7 +89,7 @@ class RowSearch:
         texts = iter(self.sides.targets.decode([output.token_ids for output in chain.from_iterable(found)]))
         words = self._words_of_sources(rows) if options.attention_of is not None else [None] * len(rows)
         return [
-            [self._written(next(texts), output, row.line.sentence, of_source) for output in outputs]
+            [self._decoded(next(texts), output, row.line.sentence, of_source) for output in outputs]
             for row, outputs, of_source in zip(rows, found, words, strict=True)
         ]
 
@@ -97,17 +99,19 @@ class RowSearch:
         found = words_of_texts(self.sides.sources, sentences, token_ids)
         return [words if any(word is not None for word in words or ()) else None for words in found]
 
-    def _written(self, text: str, output: Output, sentence: str, source_words: Words | None) -> _Written:
+    def _decoded(
+        self, text: str, output: Output, sentence: str, source_words: Words | None
+    ) -> _DecodedOutput:
         """Return an output with its text and alignment; replace unknown words in the text."""
         if source_words is None:
-            return _Written(text, output)
+            return _DecodedOutput(text, output)
         if self.unknown_words is not None and output.attention:
             text = self.unknown_words.text(output, sentence.split(), source_words)
         if self.options.attention_of != "all":
-            return _Written(text, output)
-        return _Written(text, output, word_alignment(self.sides.targets, source_words, output))
+            return _DecodedOutput(text, output)
+        return _DecodedOutput(text, output, word_alignment(self.sides.targets, source_words, output))
 
-    def _translation(self, row: Row, written: list[_Written], request: Request) -> Translation:
+    def _translation(self, row: Row, written: list[_DecodedOutput], request: Request) -> Translation:
         """Return the translation of a row, from the hypotheses that meet the constraints."""
         sentence = row.line.sentence
         found = self._without_banned_phrases(row, written, request)
@@ -126,8 +130,8 @@ class RowSearch:
         return Translation(sentence, tuple(hypotheses[: request.n_best]))
 
     def _without_banned_phrases(
-        self, row: Row, found: list[_Written], request: Request
-    ) -> list[_Written] | None:
+        self, row: Row, found: list[_DecodedOutput], request: Request
+    ) -> list[_DecodedOutput] | None:
         """Search again until no hypothesis has a banned phrase; return None if that is in vain.
 
         Each search suppresses the tokens that wrote banned phrases in all searches before.
@@ -136,13 +140,13 @@ class RowSearch:
         while spellings := self._banned_spellings(found):
             suppressed = (*options.suppress_sequences, *spellings)
             was_forced = len({*suppressed}) < len(suppressed)  # written though it was suppressed
-            if was_forced or len(suppressed) - len(self.options.suppress_sequences) > _MOST_SPELLINGS:
+            if was_forced or len(suppressed) - len(self.options.suppress_sequences) > _MAX_SPELLINGS:
                 return None
             options = replace(options, suppress_sequences=suppressed)
             (found,) = self._search([row], options, request)
         return found
 
-    def _banned_spellings(self, found: list[_Written]) -> set[tuple[int, ...]]:
+    def _banned_spellings(self, found: list[_DecodedOutput]) -> set[tuple[int, ...]]:
         """Return the token sequences that write banned phrases in outputs."""
         written = (
             find_spelling(self.sides.targets, each.output.token_ids, phrase)
@@ -160,7 +164,7 @@ class RowSearch:
         expected = expected_utilities(texts, None if is_sampled else log_probs, metric)
         return [replace(each, score=score) for each, score in zip(hypotheses, expected, strict=True)]
 
-    def _hypothesis(self, written: _Written) -> Hypothesis:
+    def _hypothesis(self, written: _DecodedOutput) -> Hypothesis:
         output = written.output
         score = output.score(self.options.length_penalty)
         return Hypothesis(written.text, output.complete, score, output.log_prob, written.alignment)

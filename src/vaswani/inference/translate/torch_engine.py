@@ -34,7 +34,7 @@ from vaswani.unwritten_padding import unwritten_padding
 
 
 @dataclass(frozen=True)
-class _Found:
+class _SearchResult:
     """The hypotheses that a search found.
 
     Args:
@@ -120,7 +120,7 @@ class TorchEngine(Engine):
             inputs, limits, options, start_options, demands, samples=copies, num_return_sequences=returned
         )
         lengths, complete = self._endings(sequences[:, 1:], most.repeat_interleave(returned))
-        found = _Found(inputs, sequences, lengths, complete)
+        found = _SearchResult(inputs, sequences, lengths, complete)
         outputs = self._outputs(found, options, prompt_length, with_scores or ranks)
         per_source = returned * copies
         groups = [outputs[start : start + per_source] for start in range(0, len(outputs), per_source)]
@@ -211,7 +211,7 @@ class TorchEngine(Engine):
         return 1 if start_options.get("forced_bos_token_id", of_model) is None else 2
 
     def _outputs(
-        self, found: _Found, options: SearchOptions, prompt_length: int, with_scores: bool
+        self, found: _SearchResult, options: SearchOptions, prompt_length: int, with_scores: bool
     ) -> list[Output]:
         """Return the hypotheses of all sources."""
         count = len(found.sequences)
@@ -291,7 +291,9 @@ class TorchEngine(Engine):
         return torch.where(complete, is_end.int().argmax(dim=1) + 1, limits), complete
 
 
-def _attention_of(token: Any, found: _Found, weights: torch.Tensor, source_mask: torch.Tensor) -> list[Any]:
+def _attention_of(
+    token: Any, found: _SearchResult, weights: torch.Tensor, source_mask: torch.Tensor
+) -> list[Any]:
     """Return the weights of each occurrence of a token, or of all tokens, without padding of the source.
 
     `weights` is [S·K, T, L].

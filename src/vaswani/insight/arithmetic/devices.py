@@ -89,18 +89,18 @@ def read_device(path: Path) -> Device:
         UserError: the file cannot be read, lacks a field, has an unknown field, or a number is not positive.
     """
     values = read_mapping(path, "device file")
-    fields = _Fields(path, values, {"name", "flops", "bandwidth", "memory"}, {"link"})
-    flops = _Fields(path, fields["flops"], set(), set(DTYPES), "flops.")
+    fields = _DeviceFields(path, values, {"name", "flops", "bandwidth", "memory"}, {"link"})
+    flops = _DeviceFields(path, fields["flops"], set(), set(DTYPES), "flops.")
     if not flops.values:
         raise UserError(f"device file {path} has no peak in flops; give one of {listing(DTYPES)}")
     rates = {"bandwidth": fields.number("bandwidth"), "memory": fields.number("memory")}
     if "link" in fields.values:
-        link = _Fields(path, fields["link"], {"bandwidth", "latency"}, set(), "link.")
+        link = _DeviceFields(path, fields["link"], {"bandwidth", "latency"}, set(), "link.")
         rates |= {f"link_{name}": link.number(name) for name in ("bandwidth", "latency")}
     return Device(str(fields["name"]), {dtype: flops.number(dtype) for dtype in flops.values}, **rates)
 
 
-class _Fields:
+class _DeviceFields:
     """The fields of a mapping in a device file; raises a UserError for unknown or missing fields."""
 
     def __init__(self, path: Path, values: Any, required: set[str], further: set[str], prefix: str = ""):

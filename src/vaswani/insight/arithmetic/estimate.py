@@ -21,7 +21,7 @@ from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 from vaswani.model.stacks import VaswaniPreTrainedModel
 
 MOMENTS = 2  # of AdamW
-MOST_SHOWN = 64  # devices, in an error
+MAX_SHOWN = 64  # devices, in an error
 
 
 def check_work(config: PreTrainedConfig, work: Work, device: Device) -> None:
@@ -49,9 +49,7 @@ def check_work(config: PreTrainedConfig, work: Work, device: Device) -> None:
     for stack in config.stacks:
         for size in ("attention_heads", "ffn_dim"):
             if (value := getattr(config, f"{stack}_{size}")) % work.devices:
-                divisors = [
-                    str(count) for count in range(1, min(value, MOST_SHOWN) + 1) if value % count == 0
-                ]
+                divisors = [str(count) for count in range(1, min(value, MAX_SHOWN) + 1) if value % count == 0]
                 raise UserError(
                     f"devices={work.devices} does not divide {stack}_{size}={value}; "
                     f"try {', '.join(divisors)}"
@@ -117,7 +115,7 @@ def estimate(model: VaswaniPreTrainedModel, work: Work, device: Device) -> dict[
         },
         "phases": {name: _shown(phase, device, work) for name, phase in _named(phases).items()},
         "memory": memory(model, phases),
-        "relations": relations.of_batch(rows, sum(parts.values())),
+        "relations": relations.for_batch(rows, sum(parts.values())),
     }
 
 

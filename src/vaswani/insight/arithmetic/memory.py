@@ -54,14 +54,14 @@ def activation_bytes(
         on_cpu: whether the CPU's kernels compute attention; they keep the weights of short sequences.
         devices: number of devices, which divide heads and inner features; the result is for one device.
     """
-    keeps = _Kept(config, rows, dtype, on_cpu, devices)
+    keeps = _ActivationBytes(config, rows, dtype, on_cpu, devices)
     if isinstance(config, VaswaniConfig):
         memory = keeps.stack("encoder", source_length)
         return memory + keeps.stack("decoder", target_length, source_length)
     return keeps.stack(config.stacks[0], source_length)
 
 
-class _Kept:
+class _ActivationBytes:
     """The bytes that the parts of a model keep for the backward pass."""
 
     def __init__(self, config: VaswaniFamilyConfig, rows: int, dtype: str, on_cpu: bool, devices: int):

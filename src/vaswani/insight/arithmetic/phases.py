@@ -152,7 +152,7 @@ class Phases:
         for name, size in parameters_of_device(model, work.devices).items():
             if not set(EMBEDDINGS) & set(name.split(".")):
                 self.weights[_use(name)] += size
-        self.parameters = _held_once(model, work.devices)
+        self.parameters = _num_unique_parameters(model, work.devices)
 
     def training(self) -> Phase:
         """Return the cost of a forward and backward pass over all tokens, and an update by AdamW."""
@@ -296,7 +296,7 @@ def _use(name: str) -> str:
     return next((place for place in places if place in ("encoder", "decoder")), "head")
 
 
-def _held_once(model: VaswaniPreTrainedModel, devices: int) -> int:
+def _num_unique_parameters(model: VaswaniPreTrainedModel, devices: int) -> int:
     """Return the number of parameters of a device; shared parameters count once."""
     held = parameters_of_device(model, devices)
     return sum(held[name] for name, _ in model.named_parameters())

@@ -84,7 +84,7 @@ class Relations:
         sent = tokens * 2 * self.sums * self.n_layers * self.d_model * self.number
         return sent / self.device.link_bandwidth
 
-    def of_batch(self, rows: int, parameters: int) -> dict[str, float | None]:
+    def for_batch(self, rows: int, parameters: int) -> dict[str, float | None]:
         """Return all relations for a step of B rows."""
         return {
             "P": self.P,

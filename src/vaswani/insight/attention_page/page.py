@@ -22,7 +22,7 @@ from vaswani.files.line_files import LineWriter
 if TYPE_CHECKING:
     from vaswani.insight.attention import AttentionMap
 
-MOST_WEIGHTS = 2**24  # on a page; a browser then needs 32 MiB for them
+MAX_WEIGHTS = 2**24  # on a page; a browser then needs 32 MiB for them
 STEPS = 65_535  # a weight is stored as a multiple of 1/65,535, in 2 bytes
 FRAME = (
     '<iframe title="{title}" srcdoc="{page}" sandbox="allow-scripts" loading="lazy" '
@@ -83,9 +83,9 @@ def _check(maps: Sequence[AttentionMap]) -> None:
         if not each.weights.isfinite().all():
             raise UserError(f"the weights of {each.kind} attention are not finite")
     count = sum(each.weights.numel() for each in maps)
-    if count > MOST_WEIGHTS:
+    if count > MAX_WEIGHTS:
         raise UserError(
-            f"a page holds at most {MOST_WEIGHTS:,} weights, and these texts give {count:,}; "
+            f"a page holds at most {MAX_WEIGHTS:,} weights, and these texts give {count:,}; "
             "give shorter texts"
         )
 

@@ -18,9 +18,9 @@ from vaswani.training.config.options import (
     FIELDS_WITHOUT_EFFECT,
     BaseConfig,
     Section,
-    kept_by_the_model,
+    field_with_default,
+    fields_fixed_by_model,
     option,
-    redefault,
 )
 from vaswani.training.config.training_arguments import ContinuedTrainingArguments, TrainingArguments
 
@@ -218,14 +218,14 @@ class DataArguments(PairsArguments):
         return super().unused() | unused_beside_tokenizer(self.tokenizer)
 
 
-OF_VOCABULARY = ("vocab_size", "tokenizer_rows", "source_tags")  # fields that shape one that is learned
+VOCABULARY_FIELDS = ("vocab_size", "tokenizer_rows", "source_tags")  # fields that shape one that is learned
 
 
 def unused_beside_tokenizer(tokenizer: str | None) -> dict[str, str]:
     """Return the fields of a trained vocabulary that have no effect with a given tokenizer, and why."""
     if tokenizer is None:
         return {}
-    return dict.fromkeys(OF_VOCABULARY, f"tokenizer={tokenizer}")
+    return dict.fromkeys(VOCABULARY_FIELDS, f"tokenizer={tokenizer}")
 
 
 @dataclass
@@ -346,7 +346,7 @@ class TrainedModelArguments(Section):
     freeze: list[Literal["encoder", "embeddings"]] = option(
         [], "Parts whose weights do not change: encoder, embeddings (of tokens), or both."
     )
-    attn_implementation: str | None = redefault(FamilyArguments, "attn_implementation", None)
+    attn_implementation: str | None = field_with_default(FamilyArguments, "attn_implementation", None)
 
 
 @dataclass
@@ -361,5 +361,5 @@ class ContinuedRunConfig(RunConfig):
     purpose: ClassVar[str] = "Continue training an encoder-decoder on pairs of texts (fine-tuning)."
     without_effect: ClassVar[dict[str, str]] = {
         **FIELDS_WITHOUT_EFFECT,
-        **kept_by_the_model((ModelArguments, DataArguments), (TrainedModelArguments, LanguageArguments)),
+        **fields_fixed_by_model((ModelArguments, DataArguments), (TrainedModelArguments, LanguageArguments)),
     }

@@ -12,7 +12,7 @@ from vaswani.training.config.arguments import (
     FamilyArguments,
     GivenModelArguments,
 )
-from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, BaseConfig, option, redefault
+from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, BaseConfig, field_with_default, option
 from vaswani.training.config.training_arguments import FinetuningTrainingArguments
 
 
@@ -28,7 +28,7 @@ class CausalModelArguments(GivenModelArguments):
     freeze: list[Literal["embeddings"]] = option(
         [], "Parts whose weights do not change: embeddings (of tokens)."
     )
-    attn_implementation: str | None = redefault(FamilyArguments, "attn_implementation", None)
+    attn_implementation: str | None = field_with_default(FamilyArguments, "attn_implementation", None)
 
 
 @dataclass

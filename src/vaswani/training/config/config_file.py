@@ -28,7 +28,7 @@ Config = TypeVar("Config", bound=BaseConfig)
 _FILES = tuple(f"{split}_file" for split in SPLITS)
 _DATA = ("dataset", "train_file")  # a training reads one of these
 # Fields that describe the data of a configuration; they are dropped if other data is given.
-_OF_DATA = ("dataset_config", "language", "data_name", "data_url", "data_license")
+_DATA_FIELDS = ("dataset_config", "language", "data_name", "data_url", "data_license")
 # For each flag, the fields of the file that it replaces.
 REPLACED_BY = {
     "num_train_epochs": ("max_steps",),
@@ -71,7 +71,7 @@ def load_config(
     fields = _Fields(config_class)
     if of_file is not config_class:
         in_file = fields.without_those_of(of_file, in_file, chosen, path)
-    values, given = fields.of_yaml(in_file, path), fields.of_flags(flags)
+    values, given = fields.from_yaml(in_file, path), fields.from_flags(flags)
     config = _filled(config_class, _not_replaced(values, given) | given)
     for name, reason in config.unused().items():
         if name in given and fields.requests(name, given[name]):
@@ -84,7 +84,7 @@ def _not_replaced(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[s
     replaced = {name for flag in given for name in REPLACED_BY.get(flag, ())}
     data = {name: values[name] for name in _DATA if name in values}
     if data and any(name in given and given[name] != data.get(name) for name in _DATA):
-        replaced.update(_OF_DATA)
+        replaced.update(_DATA_FIELDS)
     return {name: value for name, value in values.items() if name not in replaced}
 
 
@@ -136,14 +136,14 @@ class _Fields:
         """Return whether a value asks for something: 0, false and none do not, where they are the default."""
         return bool(value) or (value is False and name in self._true_by_default)
 
-    def of_yaml(self, values: Mapping[Any, Any], path: Path) -> dict[str, Any]:
+    def from_yaml(self, values: Mapping[Any, Any], path: Path) -> dict[str, Any]:
         """Convert the values of a configuration file to the types of their fields."""
         self._check_effect(values, path)
         for name in values:
             self._check(str(name), f"unknown key {str(name)!r} in {path}")
         return {name: self._typed(name, value, f" in {path}") for name, value in values.items()}
 
-    def of_flags(self, flags: Sequence[Flag]) -> dict[str, Any]:
+    def from_flags(self, flags: Sequence[Flag]) -> dict[str, Any]:
         """Convert the values of flags to the types of their fields."""
         given: dict[str, list[str]] = {}
         for flag, name, texts in flags:

@@ -46,12 +46,12 @@ def option(
     return field(default=default, metadata=metadata)
 
 
-def redefault(section: type[Any], name: str, default: Any) -> Any:
+def field_with_default(section: type[Any], name: str, default: Any) -> Any:
     """Return a field of a section, with its help and bounds, and another default."""
     return field(default=default, metadata=section.__dataclass_fields__[name].metadata)
 
 
-def kept_by_the_model(new: Sequence[type[Any]], given: Sequence[type[Any]]) -> dict[str, str]:
+def fields_fixed_by_model(new: Sequence[type[Any]], given: Sequence[type[Any]]) -> dict[str, str]:
     """Return the fields that have no effect when training continues with a model, and why.
 
     These are the fields of the sections for new weights that the sections for a given model lack.

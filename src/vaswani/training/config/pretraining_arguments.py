@@ -24,16 +24,18 @@ from vaswani.training.config.options import (
     FIELDS_WITHOUT_EFFECT,
     BaseConfig,
     Section,
-    kept_by_the_model,
+    field_with_default,
+    fields_fixed_by_model,
     option,
-    redefault,
 )
 from vaswani.training.config.training_arguments import BaseTrainingArguments
 
 SHORTEST_SEQUENCE = 8  # tokens
-OF_ONE_STACK = "masked trains an encoder, as BERT; causal trains a decoder, as GPT."
-OF_BOTH_STACKS = "span_denoising removes spans of tokens, as T5; gap_sentences removes sentences, as PEGASUS."
-_default = partial(redefault, FamilyArguments)
+ONE_STACK_HELP = "masked trains an encoder, as BERT; causal trains a decoder, as GPT."
+ENCODER_DECODER_HELP = (
+    "span_denoising removes spans of tokens, as T5; gap_sentences removes sentences, as PEGASUS."
+)
+_default = partial(field_with_default, FamilyArguments)
 
 
 @dataclass
@@ -126,12 +128,12 @@ class TextArguments(CorpusArguments):
 class TextAndVocabularyArguments(TextArguments):
     """As `TextArguments`, with the vocabulary to train on the texts."""
 
-    tokenizer: str | None = redefault(DataArguments, "tokenizer", None)
-    tokenizer_kind: Literal["bpe", "unigram", "byte", "char"] = redefault(
+    tokenizer: str | None = field_with_default(DataArguments, "tokenizer", None)
+    tokenizer_kind: Literal["bpe", "unigram", "byte", "char"] = field_with_default(
         DataArguments, "tokenizer_kind", "bpe"
     )
-    vocab_size: int = redefault(DataArguments, "vocab_size", 30000)
-    tokenizer_rows: int | None = redefault(DataArguments, "tokenizer_rows", None)
+    vocab_size: int = field_with_default(DataArguments, "vocab_size", 30000)
+    tokenizer_rows: int | None = field_with_default(DataArguments, "tokenizer_rows", None)
 
     def unused(self) -> dict[str, str]:
         """Return the fields that have no effect with the given values, and why."""
@@ -142,7 +144,7 @@ class TextAndVocabularyArguments(TextArguments):
 class MaskedObjective(Section):
     """Predict masked tokens and, with `next_sentence`, whether one segment follows the other."""
 
-    objective: Literal["masked"] = option("masked", OF_ONE_STACK)
+    objective: Literal["masked"] = option("masked", ONE_STACK_HELP)
     mask_probability: float = option(0.15, "Share of the tokens that are predicted.", above=0, at_most=1)
     whole_word_masking: bool = option(False, "Mask either all tokens of a word or none.")
     next_sentence: bool = option(
@@ -156,7 +158,7 @@ class MaskedObjective(Section):
 class CausalObjective(Section):
     """Predict each token from those before it."""
 
-    objective: Literal["causal"] = option("causal", OF_ONE_STACK)
+    objective: Literal["causal"] = option("causal", ONE_STACK_HELP)
     pack: bool = option(
         True,
         "Pack several documents into a sequence, without attention between them; otherwise a sequence holds "
@@ -168,7 +170,7 @@ class CausalObjective(Section):
 class SpanDenoisingObjective(Section):
     """Write the spans of tokens that were removed from a text (T5)."""
 
-    objective: Literal["span_denoising"] = option("span_denoising", OF_BOTH_STACKS)
+    objective: Literal["span_denoising"] = option("span_denoising", ENCODER_DECODER_HELP)
     noise_density: float = option(0.15, "Share of the tokens that are removed.", above=0, below=1)
     mean_noise_span_length: float = option(3.0, "Mean number of tokens of a removed span.", at_least=1)
 
@@ -177,7 +179,7 @@ class SpanDenoisingObjective(Section):
 class GapSentencesObjective(Section):
     """Write the sentences that were removed from a text (PEGASUS)."""
 
-    objective: Literal["gap_sentences"] = option("gap_sentences", OF_BOTH_STACKS)
+    objective: Literal["gap_sentences"] = option("gap_sentences", ENCODER_DECODER_HELP)
     gap_sentence_ratio: float = option(0.3, "Share of the sentences that are removed.", above=0, below=1)
     gap_sentence_strategy: Literal["ind_orig", "random", "lead"] = option(
         "ind_orig",
@@ -286,7 +288,7 @@ class ContinuedMaskedLMConfig(PretrainingConfig):
     scores: ClassVar[Sequence[str]] = MaskedLMConfig.scores
     without_effect: ClassVar[dict[str, str]] = {
         **PretrainingConfig.without_effect,
-        **kept_by_the_model((EncoderArguments, TextAndVocabularyArguments), GIVEN),
+        **fields_fixed_by_model((EncoderArguments, TextAndVocabularyArguments), GIVEN),
     }
 
 
@@ -303,7 +305,7 @@ class ContinuedCausalLMConfig(PretrainingConfig):
     )
     without_effect: ClassVar[dict[str, str]] = {
         **PretrainingConfig.without_effect,
-        **kept_by_the_model((DecoderArguments, TextAndVocabularyArguments), GIVEN),
+        **fields_fixed_by_model((DecoderArguments, TextAndVocabularyArguments), GIVEN),
     }
 
 
@@ -320,7 +322,7 @@ class ContinuedSpanDenoisingConfig(PretrainingConfig):
     )
     without_effect: ClassVar[dict[str, str]] = {
         **PretrainingConfig.without_effect,
-        **kept_by_the_model((ModelArguments, TextAndVocabularyArguments), GIVEN),
+        **fields_fixed_by_model((ModelArguments, TextAndVocabularyArguments), GIVEN),
     }
 
 

@@ -14,7 +14,13 @@ from vaswani.training.config.arguments import (
     FamilyArguments,
     GivenModelArguments,
 )
-from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, BaseConfig, Section, option, redefault
+from vaswani.training.config.options import (
+    FIELDS_WITHOUT_EFFECT,
+    BaseConfig,
+    Section,
+    field_with_default,
+    option,
+)
 from vaswani.training.config.training_arguments import FinetuningTrainingArguments
 
 
@@ -30,7 +36,7 @@ class QuestionModelArguments(GivenModelArguments):
         "Parts whose weights do not change: embeddings (of tokens), or encoder, the whole pretrained model "
         "except a pooler, so that only the head is trained.",
     )
-    attn_implementation: str | None = redefault(FamilyArguments, "attn_implementation", None)
+    attn_implementation: str | None = field_with_default(FamilyArguments, "attn_implementation", None)
 
 
 @dataclass

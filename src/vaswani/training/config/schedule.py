@@ -114,7 +114,7 @@ class PlannedSchedule:
             raise UserError(f"schedule {self.name!r} is unknown; expected one of {', '.join(names)}")
 
     @classmethod
-    def of_config(cls, config: Any, max_steps: int | None = None) -> "PlannedSchedule":
+    def from_config(cls, config: Any, max_steps: int | None = None) -> "PlannedSchedule":
         """Return the schedule of a configuration.
 
         Args:

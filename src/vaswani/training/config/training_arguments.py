@@ -17,7 +17,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_utils import SaveStrategy, SchedulerType
 from transformers.utils import logging
 
-from vaswani.bounds import LARGEST_ALPHA, MOST_BEAMS
+from vaswani.bounds import LARGEST_ALPHA, MAX_BEAMS
 from vaswani.errors import UserError
 from vaswani.training.config.options import check_values, option
 from vaswani.training.config.schedule import paper_peak_learning_rate
@@ -291,7 +291,7 @@ class TrainingArguments(BaseTrainingArguments, Seq2SeqTrainingArguments):
     )
     predict_with_generate: bool = option(True, "Evaluate by generated text, not by the loss alone.")
     generation_num_beams: int | None = option(
-        4, "Beam size in evaluation (section 6.1).", at_least=1, at_most=MOST_BEAMS
+        4, "Beam size in evaluation (section 6.1).", at_least=1, at_most=MAX_BEAMS
     )
     generation_length_penalty: float = option(
         0.6,

@@ -27,7 +27,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def launch(
-    arguments: Sequence[str], num_processes: int, tell: Callable[[], str], use_cpu: bool = False
+    arguments: Sequence[str], num_processes: int, describe_saved: Callable[[], str], use_cpu: bool = False
 ) -> int:
     """Run `vaswani` with these arguments in several processes that train together.
 
@@ -36,7 +36,7 @@ def launch(
     Args:
         arguments: arguments of the command, without the number of processes.
         num_processes: number of processes on this machine, one for each device; on CPUs they share the cores.
-        tell: returns what was saved, the end of the message of a failure.
+        describe_saved: returns what was saved, the end of the message of a failure.
         use_cpu: whether to train on CPUs even if there are other devices.
 
     Returns:
@@ -68,11 +68,11 @@ def launch(
         return 0
     status = processes[failed].returncode
     if stop.number == -status:
-        raise StoppedError(f"stopped before training began; {tell()}")
+        raise StoppedError(f"stopped before training began; {describe_saved()}")
     if status < 0:
         raise RunError(
             f"process {failed} of {num_processes} was killed ({signal.Signals(-status).name}), so the others "
-            f"were ended; {tell()}"
+            f"were ended; {describe_saved()}"
         )
     return status
 
@@ -113,14 +113,14 @@ class _StopSignals:
         self.since = 0.0
 
     def __enter__(self) -> _StopSignals:
-        self._before = {number: signal.signal(number, self._pass_on) for number in STOP_SIGNALS}
+        self._before = {number: signal.signal(number, self._forward) for number in STOP_SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _pass_on(self, number: int, _frame: object) -> None:
+    def _forward(self, number: int, _frame: object) -> None:
         if self.number is None:
             self.number, self.since = number, time.monotonic()
         for process in self.processes:

@@ -30,7 +30,7 @@ def choose_device() -> None:
 
 
 @contextmanager
-def devices_left_alone() -> Iterator[None]:
+def without_gpu_context() -> Iterator[None]:
     """Create no GPU context, which takes memory, while resolving the configuration for other processes."""
     name = "ACCELERATE_USE_CPU"
     changes = torch.cuda.is_available() and name not in os.environ
@@ -56,7 +56,7 @@ def requested_fsdp_size() -> int | None:
     Raises:
         UserError: for an FSDP option that is not supported.
     """
-    if not _asked_for("FSDP"):
+    if not _is_requested("FSDP"):
         return None
     if os.environ.get("FSDP_VERSION", "1") != "2":
         raise UserError("fsdp_version 1 is not supported; set fsdp_version: 2 in accelerate's configuration")
@@ -81,7 +81,7 @@ def check_processes() -> None:
             f"{_started_processes()} processes were started, and each would train alone; "
             "see that PyTorch knows the devices, or set use_cpu=true"
         )
-    if _asked_for("DEEPSPEED") and state.distributed_type == DistributedType.NO:
+    if _is_requested("DEEPSPEED") and state.distributed_type == DistributedType.NO:
         raise UserError("DeepSpeed was asked for, and there is one process without it; start several")
 
 
@@ -98,7 +98,7 @@ def _started_processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _asked_for(plugin: str) -> bool:
+def _is_requested(plugin: str) -> bool:
     return os.environ.get(f"ACCELERATE_USE_{plugin}", "false").lower() == "true"
 
 
@@ -153,13 +153,13 @@ def join_processes(timeout: int, use_cpu: bool) -> dist.Store | None:
     if world_size == 1 or not by_environment or dist.is_initialized():
         return None
     is_launchers = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = None if is_launchers else _roll_call(int(os.environ["RANK"]), world_size, timeout)
+    store = None if is_launchers else _wait_for_all(int(os.environ["RANK"]), world_size, timeout)
     if use_cpu:
         dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
     return store
 
 
-def _roll_call(rank: int, world_size: int, timeout: int) -> dist.Store:
+def _wait_for_all(rank: int, world_size: int, timeout: int) -> dist.Store:
     """Wait at a store of the first process until all others have come."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     deadline = time.monotonic() + timeout

@@ -16,26 +16,26 @@ class Terminated(BaseException):
     """SIGTERM arrived. A BaseException, as KeyboardInterrupt, so that no library handles it as an error."""
 
 
-class HeldBack:
+class DeferredSignal:
     """A handler that only records the signal.
 
     Attributes:
-        came: whether the signal has arrived.
+        received: whether the signal has arrived.
     """
 
     def __init__(self) -> None:
-        self.came = False
+        self.received = False
 
     def __call__(self, *_: Any) -> None:
-        self.came = True
+        self.received = True
 
 
 @contextmanager
-def ends_on_sigterm(tell: Callable[[], str]) -> Iterator[None]:
+def ends_on_sigterm(describe_progress: Callable[[], str]) -> Iterator[None]:
     """Let SIGTERM end the body of this context.
 
     Args:
-        tell: returns the rest of the message, after "stopped by SIGTERM".
+        describe_progress: returns the rest of the message, after "stopped by SIGTERM".
 
     Raises:
         StoppedError: the signal arrived.
@@ -44,20 +44,20 @@ def ends_on_sigterm(tell: Callable[[], str]) -> Iterator[None]:
         try:
             yield
         except Terminated as error:
-            raise StoppedError(f"stopped by SIGTERM {tell()}") from error
+            raise StoppedError(f"stopped by SIGTERM {describe_progress()}") from error
 
 
 @contextmanager
-def sigterm_held_back() -> Iterator[None]:
+def deferred_sigterm() -> Iterator[None]:
     """Delay SIGTERM until the end of this context, such as while the final model is written.
 
     Raises:
         Terminated: at the end, if the signal arrived.
     """
-    held = HeldBack()
-    with _handler(held):
+    deferred = DeferredSignal()
+    with _handler(deferred):
         yield
-    if held.came:
+    if deferred.received:
         raise Terminated
 
 

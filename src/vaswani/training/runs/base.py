@@ -18,7 +18,7 @@ from accelerate.utils import broadcast_object_list
 from datasets import Dataset, IterableDataset
 from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase
 
-from vaswani.data.evenly_spread import at_most
+from vaswani.data.evenly_spread import limit_rows
 from vaswani.data.sources.corpus import Corpus, load_corpus
 from vaswani.data.sources.corpus_spec import SPLITS
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
@@ -31,9 +31,9 @@ from vaswani.hub.run_metadata import read_config, read_run_metadata
 from vaswani.insight.curves import save_curves
 from vaswani.training.config.options import BaseConfig
 from vaswani.training.launch.processes import LongWaits, check_processes, check_sizes
-from vaswani.training.launch.sigterm import ends_on_sigterm, sigterm_held_back
-from vaswani.training.runs.checks import check_metric, check_stream, rehearse
-from vaswani.training.runs.failures import blame_size
+from vaswani.training.launch.sigterm import deferred_sigterm, ends_on_sigterm
+from vaswani.training.runs.checks import check_metric, check_stream, dry_run
+from vaswani.training.runs.failures import explain_out_of_memory
 from vaswani.training.runs.folder_lock import only_run_in
 from vaswani.training.trainer.base import BaseTrainer
 from vaswani.training.trainer.checkpoints import (
@@ -82,7 +82,7 @@ class BaseRun(ABC):
         with ends_on_sigterm(lambda: f"before training began; {what_was_saved(folder)}"):
             splits, tokenizers, trainer = self._prepare()
         with ends_on_sigterm(lambda: _how_to_evaluate(trainer, folder)):
-            with sigterm_held_back():
+            with deferred_sigterm():
                 self._train(trainer)
             if trainer.is_world_process_zero():
                 print(f"peak memory: {peak_memory(self.config.training.device) / 1e9:.2f} GB", flush=True)
@@ -104,7 +104,7 @@ class BaseRun(ABC):
             corpus.count_rows_in_training()
         identity = self.identity(corpus)
         tokenizers = self._saved_or_new_tokenizers(corpus, identity)
-        with blame_size():
+        with explain_out_of_memory():
             model = self.build_model(tokenizers)
         settings = manifest_of(self.config)
         if self.checkpoint:
@@ -126,7 +126,7 @@ class BaseRun(ABC):
         check_stream(config)
         self.check()
         check_metric(training.metric_for_best_model, ["loss", *self.metrics])
-        rehearse(training)
+        dry_run(training)
         self.checkpoint = checkpoint_to_resume(config.output_dir, training.resume_from_checkpoint)
         handwritten_card(config.output_dir)  # fails now rather than at the end, if the card is unreadable
         if self.checkpoint:
@@ -154,7 +154,7 @@ class BaseRun(ABC):
         """Return the splits with at most `max_test_rows` test rows."""
         if "test" not in splits:
             return splits
-        return {**splits, "test": at_most(splits["test"], self.config.training.max_test_rows)}
+        return {**splits, "test": limit_rows(splits["test"], self.config.training.max_test_rows)}
 
     def _train(self, trainer: BaseTrainer) -> None:
         """Train, and save the final model."""
@@ -391,7 +391,7 @@ def _announce(
     vocabulary = f"{model.config.vocab_size:,}"
     if getattr(model.config, "share_encoder_decoder_embeddings", None) is False:
         vocabulary = f"{vocabulary} source and {model.config.decoder_vocab_size:,} target"
-    share = f" (of which this process holds {sharding.held_parameters:,})" if sharding else ""
+    share = f" (of which this process holds {sharding.local_parameters:,})" if sharding else ""
     print(
         f"model: {model.num_parameters():,} parameters{share}, embeddings of {vocabulary} tokens", flush=True
     )

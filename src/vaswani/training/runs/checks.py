@@ -24,7 +24,7 @@ from vaswani.training.config.options import BaseConfig
 from vaswani.training.config.training_arguments import BaseTrainingArguments
 
 STEPS = 100
-OF_THE_LIBRARY = ("every_n_layers", "offload")  # checkpointing options of transformers, not torch
+LIBRARY_OPTIONS = ("every_n_layers", "offload")  # checkpointing options of transformers, not torch
 TINY = VaswaniEncoderConfig(
     vocab_size=4, d_model=2, encoder_layers=1, encoder_attention_heads=1, encoder_ffn_dim=1
 )
@@ -48,11 +48,11 @@ def check_metric(name: str | None, known: Sequence[str]) -> None:
 def check_attention_kernel(auto_class: Any, shape: PreTrainedConfig, kernel: str | None) -> None:
     """Raise `UserError` unless a model of this shape supports this attention kernel."""
     if kernel is not None:
-        with torch.device("meta"), _blamed_on(f"attn_implementation={kernel}"):
+        with torch.device("meta"), _user_errors_about(f"attn_implementation={kernel}"):
             auto_class.from_config(copy.deepcopy(shape), attn_implementation=kernel, trust_remote_code=False)
 
 
-def rehearse(args: BaseTrainingArguments) -> None:
+def dry_run(args: BaseTrainingArguments) -> None:
     """Build a trainer, optimizer and schedule for a tiny model, and discard them.
 
     Raises:
@@ -70,21 +70,21 @@ def rehearse(args: BaseTrainingArguments) -> None:
         tried.output_dir, tried.push_to_hub = folder, False
         rows: Any = [0]
         compiled = f" (torch_compile_backend={args.torch_compile_backend})" if args.torch_compile else ""
-        with _blamed_on(f"the training arguments{compiled}"):
+        with _user_errors_about(f"the training arguments{compiled}"):
             model = transformers.AutoModel.from_config(TINY)
             trainer = transformers.Trainer(model, tried, train_dataset=rows, eval_dataset=rows)
-        with _blamed_on(f"optim={_value(args.optim)} with optim_args={args.optim_args}"):
+        with _user_errors_about(f"optim={_value(args.optim)} with optim_args={args.optim_args}"):
             _check_optim_args(trainer, tried)
         given = f"lr_scheduler_type={_value(args.lr_scheduler_type)}"
-        with _blamed_on(f"{given} with lr_scheduler_kwargs={args.lr_scheduler_kwargs}"):
+        with _user_errors_about(f"{given} with lr_scheduler_kwargs={args.lr_scheduler_kwargs}"):
             trainer.create_scheduler(STEPS, trainer.optimizer)
     if args.gradient_checkpointing:  # equal to activation_checkpointing in all versions of transformers
         options: Any = args.gradient_checkpointing_kwargs or {}
-        with _blamed_on(f"activation_checkpointing_kwargs={options}"):
-            of_torch = {name: value for name, value in options.items() if name not in OF_THE_LIBRARY}
+        with _user_errors_about(f"activation_checkpointing_kwargs={options}"):
+            of_torch = {name: value for name, value in options.items() if name not in LIBRARY_OPTIONS}
             checkpoint(torch.sin, torch.ones(1), **{"use_reentrant": False, **of_torch})
     if isinstance(args, Seq2SeqTrainingArguments) and args.generation_config is not None:
-        with _blamed_on(f"generation_config={args.generation_config}"):
+        with _user_errors_about(f"generation_config={args.generation_config}"):
             transformers.Seq2SeqTrainer.load_generation_config(args.generation_config)  # type: ignore[arg-type]
 
 
@@ -128,7 +128,7 @@ def _check_accelerator(args: BaseTrainingArguments) -> None:
 
 
 @contextmanager
-def _blamed_on(options: str) -> Iterator[None]:
+def _user_errors_about(options: str) -> Iterator[None]:
     """Raise any failure as a `UserError` about these options."""
     try:
         yield

@@ -28,7 +28,7 @@ from vaswani.training.runs.models import DECODERS, Pretrained, is_decoder, open_
 from vaswani.training.runs.trained_parts import check_adapter, only_trained_parts
 from vaswani.training.trainer.completion import CompletionTrainer
 
-TOLD_NAMES = {**SCORE_NAMES, "accuracy": "Token accuracy (%)"}
+DISPLAY_NAMES = {**SCORE_NAMES, "accuracy": "Token accuracy (%)"}
 
 
 class CompletionRun(BaseRun):
@@ -119,17 +119,17 @@ class CompletionRun(BaseRun):
     ) -> dict[str, float]:
         """Scores on the test split, or else on the validation split; printed and saved."""
 
-        def tell(split: str, rows: Dataset, scores: dict[str, float]) -> dict[str, Any]:
-            return self.tell(trainer, split, rows)
+        def show(split: str, rows: Dataset, scores: dict[str, float]) -> dict[str, Any]:
+            return self.show_scores(trainer, split, rows)
 
-        return evaluate_finished(trainer, splits, tell)
+        return evaluate_finished(trainer, splits, show)
 
-    def tell(self, trainer: CompletionTrainer, split: str, rows: Dataset) -> dict[str, Any]:
+    def show_scores(self, trainer: CompletionTrainer, split: str, rows: Dataset) -> dict[str, Any]:
         """Print the scores and examples; return what `evaluation.json` holds of them."""
         longest = self.config.data.max_length  # the model has positions for this many
         tokenizer: Any = trainer.processing_class
         examples = [] if trainer.sharding else completed(trainer.model, tokenizer, rows, longest)
-        metrics = show_estimates(trainer, split, rows, of="rows", names=TOLD_NAMES)
+        metrics = show_estimates(trainer, split, rows, unit="rows", names=DISPLAY_NAMES)
         print()
         for example in examples:
             prompt, prediction, reference = (shortened(" ".join(text.split())) for text in example.values())

@@ -21,7 +21,7 @@ from vaswani.data.text.denoising import DenoisingCollator, Noise, frames, with_m
 from vaswani.data.text.gap_sentences import GapChoice, GapPieces, GapSentences, sentence_mask
 from vaswani.data.text.sequences import SequenceBuilder
 from vaswani.data.text.span_denoising import (
-    FEWEST_SENTINELS,
+    MIN_SENTINELS,
     SpanDenoising,
     SpanNoise,
     SpanPieces,
@@ -166,7 +166,7 @@ class SpanDenoisingRun(DenoisingRun):
 
     @property
     def markers(self) -> Sequence[str]:
-        return sentinel_names(max(self.num_sentinels, FEWEST_SENTINELS))
+        return sentinel_names(max(self.num_sentinels, MIN_SENTINELS))
 
     def with_markers(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
         """Return the tokenizer if it has enough sentinels, otherwise one with all markers."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, PrinterCallback
 
-from vaswani.data.evenly_spread import at_most
+from vaswani.data.evenly_spread import limit_rows
 from vaswani.data.given_tokenizers import prepare_for_completion, prepare_for_scoring
 from vaswani.data.text.sequences import SequenceBuilder, SlidingParts
 from vaswani.errors import UserError
@@ -86,7 +86,7 @@ def evaluate_language_model(
     max_rows: int | None = None,
     stride: int | None = None,
     settings: Mapping[str, Any],
-    tell: Callable[[str], object] = lambda message: None,
+    report: Callable[[str], object] = lambda message: None,
 ) -> dict[str, Any]:
     """Score a language model on the texts of a split; print the scores.
 
@@ -101,7 +101,7 @@ def evaluate_language_model(
         max_rows: number of sequences to evaluate on, evenly spread; None means all.
         stride: of a causal model: sequences overlap, each document by itself, and begin this many tokens
             apart; each token is scored once. None: sequences as in training.
-        tell: called with the counts of the rows that were read.
+        report: called with the counts of the rows that were read.
         settings: fields of a `PretrainingConfig`, such as the corpus; None means not given.
 
     Returns:
@@ -113,7 +113,7 @@ def evaluate_language_model(
     """
     with tempfile.TemporaryDirectory() as output:
         run = _run(folder, objective, {"output_dir": output, **settings}, stride)
-        trainer, rows = _evaluated(run, split, max_rows, tell)
+        trainer, rows = _evaluated(run, split, max_rows, report)
         found = report_scores(trainer, split, rows)
         return found if stride is None else {**found, "stride": stride}
 
@@ -124,7 +124,7 @@ def evaluate_completions(
     *,
     max_rows: int | None = None,
     settings: Mapping[str, Any],
-    tell: Callable[[str], object] = lambda message: None,
+    report: Callable[[str], object] = lambda message: None,
 ) -> dict[str, Any]:
     """Score a causal language model on the completions of prompts, or on the answers in chats.
 
@@ -141,22 +141,22 @@ def evaluate_completions(
             longest = open_pretrained(str(folder), AutoModelForCausalLM, prepare_for_completion).longest
             values["max_length"] = min(longest or USUAL_LENGTH, USUAL_LENGTH)
         run = CompletionRun(_config(values, CompletionConfig))
-        trainer, rows = _evaluated(run, split, max_rows, tell)
-        return run.tell(trainer, split, rows)
+        trainer, rows = _evaluated(run, split, max_rows, report)
+        return run.show_scores(trainer, split, rows)
 
 
 def _evaluated(
-    run: BaseRun, split: str, max_rows: int | None, tell: Callable[[str], object]
+    run: BaseRun, split: str, max_rows: int | None, report: Callable[[str], object]
 ) -> tuple[Any, Dataset]:
     """Evaluate the model of a run on a split; return the trainer and the tokenized rows."""
     corpus = run.read([split])
     corpus.split(split)  # raises if it is missing
     data = run.config.data
-    tell(f"{split} of {data.dataset or ' and '.join(data.test_file)}: {corpus.reports[split]}")
+    report(f"{split} of {data.dataset or ' and '.join(data.test_file)}: {corpus.reports[split]}")
     run.check()
     tokenizers = run.build_tokenizers(corpus)
     model = run.build_model(tokenizers)
-    rows = at_most(run.tokenize(corpus, tokenizers)[split], max_rows)
+    rows = limit_rows(run.tokenize(corpus, tokenizers)[split], max_rows)
     trainer: Any = run.build_trainer({"train": rows}, tokenizers, model)
     trainer.remove_callback(PrinterCallback)
     trainer.evaluate(rows, metric_key_prefix=split)

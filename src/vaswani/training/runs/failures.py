@@ -98,7 +98,7 @@ def _free_bytes(folder: Path) -> int:
 
 
 @contextmanager
-def blame_size() -> Iterator[None]:
+def explain_out_of_memory() -> Iterator[None]:
     """Raise `UserError` if the model alone does not fit into memory."""
     try:
         yield

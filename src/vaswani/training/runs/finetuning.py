@@ -203,7 +203,7 @@ class FinetuningRun(BaseRun):
         self, trainer: FinetuningTrainer, splits: dict[str, Any], tokenizers: Tokenizers
     ) -> dict[str, float]:
         """Scores on the test split, or else on the validation split; printed and saved."""
-        return evaluate_finished(trainer, splits, partial(_tell, self.scores))
+        return evaluate_finished(trainer, splits, partial(_show_scores, self.scores))
 
 
 # ----------------------------------------------------------------------------------- output of the evaluation
@@ -236,14 +236,16 @@ class LabelScores:
         return self.metric.estimates(self.predictions, self.references)
 
 
-def _tell(label_scores: LabelScores, split: str, rows: Dataset, scores: dict[str, float]) -> dict[str, Any]:
+def _show_scores(
+    label_scores: LabelScores, split: str, rows: Dataset, scores: dict[str, float]
+) -> dict[str, Any]:
     metrics = metric_entries(label_scores.metric.names, label_scores.estimates())
     more: dict[str, Any] = {"examples": _examples(label_scores, rows)}
     if by_label := label_scores.metric.by_label(label_scores.predictions, label_scores.references):
         more["labels"] = by_label
-    told = record(split, rows, metrics, **more)
-    _show(told, scores[f"{split}_loss"])
-    return told
+    content = record(split, rows, metrics, **more)
+    _show(content, scores[f"{split}_loss"])
+    return content
 
 
 def _examples(scores: LabelScores, rows: Dataset) -> list[dict[str, Any]]:
@@ -256,10 +258,10 @@ def _examples(scores: LabelScores, rows: Dataset) -> list[dict[str, Any]]:
     ]
 
 
-def _show(told: dict[str, Any], loss: float) -> None:
-    print(f"\n{told['split']} ({told['rows']:,} rows): loss {loss:.3f}")
-    print(*metric_lines(told["metrics"]), *label_lines(told.get("labels", {})), sep="\n", end="\n\n")
-    for example in told["examples"]:
+def _show(content: dict[str, Any], loss: float) -> None:
+    print(f"\n{content['split']} ({content['rows']:,} rows): loss {loss:.3f}")
+    print(*metric_lines(content["metrics"]), *label_lines(content.get("labels", {})), sep="\n", end="\n\n")
+    for example in content["examples"]:
         _show_example(**example)
 
 

@@ -79,10 +79,10 @@ def _owner(path: Path) -> str:
     return ""
 
 
-def _let_go() -> None:
+def _release_after_fork() -> None:
     for descriptor in _held:
         os.close(descriptor)
     _held.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_release_after_fork)

@@ -13,7 +13,7 @@ from datasets import Dataset, IterableDataset
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani.data.columns import integer_column
-from vaswani.data.evenly_spread import at_most
+from vaswani.data.evenly_spread import limit_rows
 from vaswani.data.sources.corpus import Corpus
 from vaswani.data.text.sequences import SegmentPairs, SequenceBuilder, boundary_token_ids, make_sequences
 from vaswani.data.tokenization import Purpose, check_vocab_size
@@ -128,7 +128,7 @@ class PretrainingRun(BaseRun):
     def model_config(self, tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedConfig:
         """The configuration of a new model; None stands for a tokenizer that will be trained."""
 
-    def of_tokenizer(self, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, int | None]:
+    def tokenizer_fields(self, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, int | None]:
         """The fields of a new model's configuration that the tokenizer decides."""
         if tokenizer is None:
             return {"vocab_size": self.config.data.vocab_size}
@@ -172,7 +172,7 @@ class PretrainingRun(BaseRun):
             if name != "train" and isinstance(texts, IterableDataset):
                 texts = Dataset.from_list(list(texts))
             rows = self.usable(name, make_sequences(texts, tokenizers[0], self.sequence_builder))
-            splits[name] = at_most(
+            splits[name] = limit_rows(
                 rows, self.config.data.max_validation_rows if name == "validation" else None
             )
         return splits
@@ -208,15 +208,20 @@ class PretrainingRun(BaseRun):
 
 def report_scores(trainer: PretrainingTrainer, split: str, rows: Dataset) -> dict[str, Any]:
     """Print the scores; return what `evaluation.json` holds of them."""
-    return record(split, rows, show_estimates(trainer, split, rows, of="sequences"), of="sequences")
+    return record(split, rows, show_estimates(trainer, split, rows, unit="sequences"), unit="sequences")
 
 
 def show_estimates(
-    trainer: PretrainingTrainer, split: str, rows: Dataset, *, of: str, names: Mapping[str, str] = SCORE_NAMES
+    trainer: PretrainingTrainer,
+    split: str,
+    rows: Dataset,
+    *,
+    unit: str,
+    names: Mapping[str, str] = SCORE_NAMES,
 ) -> dict[str, Any]:
     """Print the scores of the latest evaluation with their intervals; return the `metrics` of `record`."""
     metrics = metric_entries(names, estimates(trainer))
-    print(f"\n{split} ({len(rows):,} {of}), with 95 % intervals:")
+    print(f"\n{split} ({len(rows):,} {unit}), with 95 % intervals:")
     for score in metrics.values():
         print(f"{score['name']} {score['value']:.3f} ({score['low']:.3f} to {score['high']:.3f})")
     return metrics

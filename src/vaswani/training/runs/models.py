@@ -31,7 +31,7 @@ from vaswani.hub.checkpoint import local_folder
 from vaswani.hub.run_metadata import meta_model, read_config
 from vaswani.hub.vocabulary import check_vocabulary
 from vaswani.hub.weights import (
-    check_places,
+    check_tensor_names,
     check_weights,
     is_of_base_model,
     load_weights,
@@ -127,10 +127,10 @@ class Pretrained:
         most = self.longest_target if name == "max_target_length" else self.longest
         if most is not None and length > most:
             is_only_said = most == self.tokenizer.model_max_length
-            tell = ", or save its tokenizer with a larger model_max_length, if only that limits it"
+            advice = ", or save its tokenizer with a larger model_max_length, if only that limits it"
             raise UserError(
                 f"{name}={length}, but {self.folder} has positions for {most} tokens; set {name} to {most} "
-                f"or less{tell if is_only_said else ''}"
+                f"or less{advice if is_only_said else ''}"
             )
 
 
@@ -258,7 +258,7 @@ def load_with_head(
         [name for name in names if is_of_base_model(name, model)]
         for names in (new, report["unexpected_keys"])
     ]
-    check_places(folder, missing=of_base[0], unplaced=of_base[1])
+    check_tensor_names(folder, missing=of_base[0], unexpected=of_base[1])
     _fit_to_tokenizer(model, pretrained)
     new += _fit_to_labels(model, pretrained.config, auto_class, new)
     left_out = dict.fromkeys(name.rpartition(".")[0] or name for name in sorted(report["unexpected_keys"]))

@@ -65,7 +65,7 @@ class MaskedLMRun(PretrainingRun):
         super()._check_new()
 
     def _check_pretrained(self, pretrained: Pretrained) -> None:
-        if self.config.task.next_sentence and not _tells_next_sentences(pretrained.config):
+        if self.config.task.next_sentence and not _predicts_next_sentences(pretrained.config):
             raise UserError(
                 f"next_sentence needs a model with token types and a head for it, and {pretrained.folder} "
                 "has none; leave it out"
@@ -102,7 +102,7 @@ class MaskedLMRun(PretrainingRun):
 
     def model_config(self, tokenizer: PreTrainedTokenizerBase | None) -> VaswaniEncoderConfig:
         token_types = 2 if self.config.task.next_sentence else 0  # one for each of the two segments
-        fields = {"token_type_vocab_size": token_types, **self.of_tokenizer(tokenizer)}
+        fields = {"token_type_vocab_size": token_types, **self.tokenizer_fields(tokenizer)}
         return config_from(VaswaniEncoderConfig, self.config.model, **fields)
 
     @property
@@ -121,7 +121,7 @@ class MaskedLMRun(PretrainingRun):
         }
 
 
-def _tells_next_sentences(config: PreTrainedConfig) -> bool:
+def _predicts_next_sentences(config: PreTrainedConfig) -> bool:
     """Return True if the model has a head for next sentences and token types for the segments."""
     types = getattr(config, "token_type_vocab_size", getattr(config, "type_vocab_size", None)) or 0
     model_class: Any = models_of(AutoModelForPreTraining)[type(config)]
@@ -169,7 +169,7 @@ class CausalLMRun(PretrainingRun):
             )
 
     def model_config(self, tokenizer: PreTrainedTokenizerBase | None) -> VaswaniDecoderConfig:
-        return config_from(VaswaniDecoderConfig, self.config.model, **self.of_tokenizer(tokenizer))
+        return config_from(VaswaniDecoderConfig, self.config.model, **self.tokenizer_fields(tokenizer))
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
         """A decoder; by default, `generate` stops at `max_length`, not after the library's 20 tokens."""

@@ -11,7 +11,7 @@ import numpy as np
 from datasets import Dataset
 from transformers import AutoModelForQuestionAnswering, EvalPrediction, PreTrainedModel
 
-from vaswani.data.evenly_spread import at_most
+from vaswani.data.evenly_spread import limit_rows
 from vaswani.data.given_tokenizers import prepare_for_classification
 from vaswani.data.questions.question_rows import check_ids, load_questions
 from vaswani.data.questions.windows import Window, WindowCollator, tokenize_questions, windows_of
@@ -79,7 +79,7 @@ class QuestionAnsweringRun(BaseRun):
         for split in splits.keys() - {"train"}:
             check_ids(splits[split], split)
         if "test" in splits:
-            splits["test"] = at_most(splits["test"], self.config.training.max_test_rows)
+            splits["test"] = limit_rows(splits["test"], self.config.training.max_test_rows)
         return self.corpus
 
     def _with_fewer_test_rows(self, splits: dict[str, Any]) -> dict[str, Any]:
@@ -152,13 +152,13 @@ class QuestionAnsweringRun(BaseRun):
             self.scores.split = "validation"
             trainer.evaluate(splits["validation"], metric_key_prefix="validation")
         self.scores.split = "test" if "test" in splits else "validation"
-        scores = evaluate_finished(trainer, splits, self._tell)
+        scores = evaluate_finished(trainer, splits, self._show_scores)
         if self.scores.threshold is not None:
             getattr(trainer.model.config, CONFIG_FIELD)["null_score_diff_threshold"] = self.scores.threshold
             trainer.save_model(_internal_call=True)
         return scores
 
-    def _tell(self, split: str, windows: Dataset, scores: dict[str, float]) -> dict[str, Any]:
+    def _show_scores(self, split: str, windows: Dataset, scores: dict[str, float]) -> dict[str, Any]:
         """Show scores and some answers, and write all answers; returns the content of `evaluation.json`."""
         evaluation, questions = self.scores.latest, self.corpus.splits[split]
         metrics = metric_entries(AnswerMetric.names, evaluation.estimates)
@@ -166,10 +166,10 @@ class QuestionAnsweringRun(BaseRun):
         if self.scores.threshold is not None:
             search["null_score_diff_threshold"] = round(self.scores.threshold, 4)
         examples = evaluation.examples(questions)
-        told = record(split, questions, metrics, of="questions", search=search, examples=examples)
+        content = record(split, questions, metrics, unit="questions", search=search, examples=examples)
         write_answers(self.config.output_dir, questions["id"][:], evaluation)
-        _show(told, scores[f"{split}_loss"])
-        return told
+        _show(content, scores[f"{split}_loss"])
+        return content
 
 
 class AnswerScores:
@@ -198,11 +198,11 @@ class AnswerScores:
 
     def finds_threshold(self, split: str) -> bool:
         """Return True if an evaluation of this split chooses the threshold."""
-        return not self.is_given and split == "validation" and not all(self._of(split)[2])
+        return not self.is_given and split == "validation" and not all(self._data_of_split(split)[2])
 
     def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
         """Score the spans of all windows [W, 1 + N, 3] (see `best_spans`) against the answers."""
-        contexts, windows, references = self._of(self.split)
+        contexts, windows, references = self._data_of_split(self.split)
         answers = answers_of(
             contexts, windows, np.asarray(prediction.predictions), self.n_best, self.threshold
         )
@@ -212,7 +212,7 @@ class AnswerScores:
             self.latest = self.latest.with_threshold(self.threshold)
         return self.latest.scores()
 
-    def _of(self, split: str) -> tuple[list[str], list[Window], list[list[str]]]:
+    def _data_of_split(self, split: str) -> tuple[list[str], list[Window], list[list[str]]]:
         """The texts, windows and right answers of a split."""
         if split not in self._read:
             questions = self.questions[split]
@@ -233,13 +233,13 @@ def write_answers(folder: Path, names: Sequence[str], evaluation: AnswerEvaluati
         write_json(folder / file, content)
 
 
-def _show(told: dict[str, Any], loss: float) -> None:
-    print(f"\n{told['split']} ({told['rows']:,} questions): loss {loss:.3f}")
-    print(*metric_lines(told["metrics"]), sep="\n")
-    if (threshold := told["search"].get("null_score_diff_threshold")) is not None:
+def _show(content: dict[str, Any], loss: float) -> None:
+    print(f"\n{content['split']} ({content['rows']:,} questions): loss {loss:.3f}")
+    print(*metric_lines(content["metrics"]), sep="\n")
+    if (threshold := content["search"].get("null_score_diff_threshold")) is not None:
         print(f"null_score_diff_threshold {threshold:.2f}")
     print()
-    for example in told["examples"]:
+    for example in content["examples"]:
         answer, right = (example[name] or "no answer" for name in ("prediction", "reference"))
         wrong = "" if example["prediction"] == example["reference"] else f"  (reference: {right})"
         texts = f"{shortened(example['context'])}  |  {example['question']}"

@@ -21,7 +21,7 @@ from transformers import (
 
 from vaswani.data.bpe_dropout import BpeDropout, PairSplitter, check_bpe_dropout
 from vaswani.data.collation import Seq2SeqCollator
-from vaswani.data.evenly_spread import at_most, evenly_spread
+from vaswani.data.evenly_spread import evenly_spread, limit_rows
 from vaswani.data.given_tokenizers import prepare_for_pairs, special_tokens, vocabulary_size
 from vaswani.data.pair_tokens import token_lengths, tokenize_corpus, unknown_share
 from vaswani.data.sources.corpus import Corpus
@@ -230,7 +230,7 @@ class TrainingRun(BaseRun):
 
     def origin(self, splits: dict[str, Any], tokenizers: Tokenizers) -> dict[str, Any]:
         """As in `BaseRun`, with the share of unknown tokens of each side, which is also printed."""
-        unknown = _tell_unknown(splits["train"], tokenizers)
+        unknown = _report_unknown_shares(splits["train"], tokenizers)
         return {**super().origin(splits, tokenizers), **({"unknown_tokens": unknown} if unknown else {})}
 
     def _tokenized(self, corpus: Corpus, tokenizers: Tokenizers, split: str) -> Dataset | IterableDataset:
@@ -256,7 +256,7 @@ class TrainingRun(BaseRun):
             return tokenized
         if split != "train":
             most = data.max_validation_rows if split == "validation" else self.config.training.max_test_rows
-            tokenized = at_most(tokenized, most)
+            tokenized = limit_rows(tokenized, most)
         cut = "set truncate=true, which cuts longer sources off at max_source_length"
         lower = "lower max_source_length" if data.truncate or split == "train" else cut
         self.check_budget(split, int(np.add(*token_lengths(tokenized)).max()), lower)
@@ -297,10 +297,10 @@ class TrainingRun(BaseRun):
     def evaluate(self, trainer: Trainer, splits: dict[str, Any], tokenizers: Tokenizers) -> dict[str, float]:
         """Translate the test split, or else the validation split; print and save the scores."""
 
-        def tell(split: str, rows: Dataset, scores: dict[str, float]) -> dict[str, Any] | None:
-            return _tell(trainer, TextCodec(tokenizers[0], "source"), split, rows, scores)
+        def show(split: str, rows: Dataset, scores: dict[str, float]) -> dict[str, Any] | None:
+            return _show_scores(trainer, TextCodec(tokenizers[0], "source"), split, rows, scores)
 
-        return evaluate_finished(trainer, splits, tell)
+        return evaluate_finished(trainer, splits, show)
 
 
 class ContinuedRun(TrainingRun):
@@ -382,11 +382,11 @@ class ContinuedRun(TrainingRun):
         if arguments.attn_implementation is not None:
             model.set_attn_implementation(arguments.attn_implementation)
         fill_in_special_tokens(model, self.pretrained.tokenizer)
-        begin_as_tokenizer(model, tokenizers[1])
+        use_start_token_of_tokenizer(model, tokenizers[1])
         return only_trained_parts(model, self.config)
 
 
-def begin_as_tokenizer(model: PreTrainedModel, target_tokenizer: PreTrainedTokenizerBase) -> None:
+def use_start_token_of_tokenizer(model: PreTrainedModel, target_tokenizer: PreTrainedTokenizerBase) -> None:
     """Let targets begin with the same token in training as in translation: for mBART, their language."""
     start = TextCodec(target_tokenizer, "target").start_options().get("decoder_start_token_id")
     if start is not None:
@@ -462,7 +462,7 @@ def _warn_of_lost_targets(rows: Dataset | IterableDataset, targets: TextCodec) -
         )
 
 
-def _tell_unknown(rows: Dataset | IterableDataset, tokenizers: Tokenizers) -> dict[str, float]:
+def _report_unknown_shares(rows: Dataset | IterableDataset, tokenizers: Tokenizers) -> dict[str, float]:
     """Print and return the share of unknown tokens of each side that has one; empty for a stream."""
     if isinstance(rows, IterableDataset):
         return {}
@@ -473,15 +473,15 @@ def _tell_unknown(rows: Dataset | IterableDataset, tokenizers: Tokenizers) -> di
     }
     known = {side: share for side, share in shares.items() if share is not None}
     if known:
-        told = ", ".join(f"{side} {share:.2%}" for side, share in known.items())
-        print(f"unknown tokens: {told}", flush=True)
+        shares_text = ", ".join(f"{side} {share:.2%}" for side, share in known.items())
+        print(f"unknown tokens: {shares_text}", flush=True)
     return {str(side): share for side, share in known.items()}
 
 
 # ----------------------------------------------------------------------------------- output of the evaluation
 
 
-def _tell(
+def _show_scores(
     trainer: Trainer, sources: TextCodec, split: str, rows: Dataset, scores: dict[str, float]
 ) -> dict[str, Any] | None:
     """Print the scores and some translations; return what `evaluation.json` holds of them."""
@@ -501,7 +501,7 @@ def _tell(
         _show(**example)
     entries = metric_entries(METRIC_NAMES, _estimates(metrics), metrics.signatures)
     more: dict[str, Any] = {"search": _search(trainer), "examples": examples}
-    return record(split, rows, entries, also=SCORING_PACKAGE[metrics.task], **more)
+    return record(split, rows, entries, extra_package=SCORING_PACKAGE[metrics.task], **more)
 
 
 def _search(trainer: Trainer) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def _same_name(before: Any, now: Any) -> bool:
     return isinstance(before, str) and isinstance(now, str) and Path(before).name == Path(now).name
 
 
-_OF_SCORES = (
+_SCORE_SETTINGS = (
     *("generation_num_beams", "generation_max_length", "generation_length_penalty"),
     *("predict_with_generate", "prediction_loss_only", "max_validation_rows"),
     *("max_answer_length", "n_best", "null_score_diff_threshold"),
@@ -157,7 +157,7 @@ _READ_LATER = (
 MAY_CHANGE: dict[str, Rule] = {
     **dict.fromkeys(("max_steps", "num_train_epochs"), _length),
     **dict.fromkeys((NUM_PROCESSES, "gradient_accumulation_steps", "tensor_parallel_size"), _batches),
-    **dict.fromkeys(_OF_SCORES, _scores),
+    **dict.fromkeys(_SCORE_SETTINGS, _scores),
     **dict.fromkeys(("dataset", "train_file", "validation_file"), _corpus),
     **dict.fromkeys(("model", "teacher", "student"), _moved),
     **dict.fromkeys((*_SAVED_OR_SHOWN, *_SPEED, *_READ_LATER), _freely),

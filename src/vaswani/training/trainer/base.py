@@ -195,7 +195,7 @@ class BaseTrainer(Trainer):
         if checkpoint:
             self.resumed = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
             self.data_loaders.recorded_passes = read_manifest(checkpoint).get(PASSES, [])
-        hook = self.model.register_load_state_dict_post_hook(self._expect_only_what_is_saved)
+        hook = self.model.register_load_state_dict_post_hook(self._ignore_keys_saved_elsewhere)
         try:
             with self.objective.training():
                 if checkpoint:
@@ -209,7 +209,7 @@ class BaseTrainer(Trainer):
             hook.remove()
             self.stop_on_signal.restore()  # a training that fails has no `on_train_end`
 
-    def _expect_only_what_is_saved(self, model: torch.nn.Module, incompatible: Any) -> None:
+    def _ignore_keys_saved_elsewhere(self, model: torch.nn.Module, incompatible: Any) -> None:
         """Allow tied weights, which are saved once, and `extra_modules`, saved elsewhere, to be missing."""
         tied = getattr(model, "all_tied_weights_keys", {})
         incompatible.missing_keys[:] = [
@@ -275,7 +275,7 @@ class BaseTrainer(Trainer):
 
     def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """As in transformers, with `forward_options`, in the context that the objective needs."""
-        with self.objective.of_batch(inputs):
+        with self.objective.batch_context(inputs):
             return super().compute_loss(model, {**inputs, **self.forward_options}, *args, **kwargs)
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any) -> torch.Tensor:
@@ -309,7 +309,7 @@ class BaseTrainer(Trainer):
                 del logs["loss"]  # the library counts skipped updates too, with substituted losses
             logs |= means | self.meter.report()
         if "train_loss" in logs and self.finite_updates.skipped:
-            logs["train_loss"] = self.loss_means.of_all()
+            logs["train_loss"] = self.loss_means.overall_mean()
         super().log(logs, start_time)
 
     # ------------------------------------------------------------------------------------------- checkpoints
@@ -321,7 +321,7 @@ class BaseTrainer(Trainer):
             forget_hashes(folder)
         token, self.args.hub_token = self.args.hub_token, None
         try:
-            with self._only_the_model():
+            with self._without_extra_modules():
                 super().save_model(output_dir, _internal_call=True)
         finally:
             self.args.hub_token = token
@@ -337,7 +337,7 @@ class BaseTrainer(Trainer):
         """Write further tokenizers of the model; transformers saves `processing_class`."""
 
     @contextmanager
-    def _only_the_model(self) -> Iterator[None]:
+    def _without_extra_modules(self) -> Iterator[None]:
         """Take `extra_modules` out of the model while it is saved."""
         extra = {name: module for name, module in self.model.named_children() if name in self.extra_modules}
         for name in extra:
@@ -523,15 +523,15 @@ class BaseTrainer(Trainer):
     def get_train_dataloader(self) -> DataLoader:
         """Token-budget batches in an order that is a pure function of the seed and the epoch."""
         if has_length(self.train_dataset):
-            return self.data_loaders.of_rows(self.train_dataset, self.train_data_collator, shuffle=True)
-        return self.data_loaders.of_stream()
+            return self.data_loaders.for_rows(self.train_dataset, self.train_data_collator, shuffle=True)
+        return self.data_loaders.for_stream()
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         """Token-budget batches of rows of similar length, in a fixed order."""
         if isinstance(eval_dataset, str):
             eval_dataset = self.eval_dataset[eval_dataset]
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
-        return self.data_loaders.of_rows(rows, self.data_collator)
+        return self.data_loaders.for_rows(rows, self.data_collator)
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
         """As `get_eval_dataloader`."""

@@ -18,7 +18,7 @@ from transformers import (
 from transformers.trainer_utils import IntervalStrategy
 
 from vaswani.errors import StoppedError
-from vaswani.training.launch.sigterm import HeldBack
+from vaswani.training.launch.sigterm import DeferredSignal
 from vaswani.training.trainer.checkpoints import checkpoint_of
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class StopOnSignal(TrainerCallback):
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGTERM, self._note)
             # The signal may have arrived before the first update.
-            self.signalled = isinstance(self._before, HeldBack) and self._before.came
+            self.signalled = isinstance(self._before, DeferredSignal) and self._before.received
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Wait for messages, and stop listening."""
@@ -61,8 +61,8 @@ class StopOnSignal(TrainerCallback):
         if self._before is None:
             return
         signal.signal(signal.SIGTERM, self._before)
-        if isinstance(self._before, HeldBack):
-            self._before.came = self.signalled and not self.has_stopped
+        if isinstance(self._before, DeferredSignal):
+            self._before.received = self.signalled and not self.has_stopped
         self._before = None
 
     def on_step_end(

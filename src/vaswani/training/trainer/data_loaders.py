@@ -41,7 +41,7 @@ class DataLoaders:
         """The batches of each finished pass over the stream of training rows, if there is one."""
         return [] if self._stream is None else self._stream.finished_passes
 
-    def of_stream(self) -> DataLoader:
+    def for_stream(self) -> DataLoader:
         """Batches of the streamed training rows."""
         trainer, args = self.trainer, self.trainer.args
         self._stream = TokenBudgetStream(
@@ -70,7 +70,7 @@ class DataLoaders:
         ends = accumulate(self.recorded_passes)
         return [count for count, end in zip(self.recorded_passes, ends, strict=True) if end <= skipped]
 
-    def of_rows(self, dataset: Any, collator: Callable, shuffle: bool = False) -> DataLoader:
+    def for_rows(self, dataset: Any, collator: Callable, shuffle: bool = False) -> DataLoader:
         """Batches of rows of similar length; `shuffle` for training."""
         trainer, args = self.trainer, self.trainer.args
         if shuffle and trainer.splitter is not None:

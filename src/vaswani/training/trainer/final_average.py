@@ -68,7 +68,7 @@ class FinalAverage:
             UserError: a checkpoint is damaged, or there is none.
         """
         # Imported here, because most trainings average nothing.
-        from vaswani.hub.weights import check_places
+        from vaswani.hub.weights import check_tensor_names
         from vaswani.interop.averaging import mean_weights
 
         trainer, count = self.trainer, self.trainer.args.average_checkpoints
@@ -78,7 +78,7 @@ class FinalAverage:
         if len(chosen) < count:  # it stopped early
             logger.warning(f"{len(chosen)} checkpoints are averaged and not {count}: there are no more.")
         report = trainer.model.load_state_dict(mean_weights(chosen), strict=False)
-        check_places(trainer.output_dir, report.missing_keys, report.unexpected_keys)
+        check_tensor_names(trainer.output_dir, report.missing_keys, report.unexpected_keys)
         self.averaged = [path.name for path in chosen]
 
     def record(self, folder: Path) -> None:

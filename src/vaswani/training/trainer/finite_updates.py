@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 logger = logging.get_logger(__name__)
 
 NON_FINITE_FOLDER = "non_finite"
-MOST_SKIPPED = 10  # skipped updates in a row; beyond that, the batches are not the cause
+MAX_SKIPPED = 10  # skipped updates in a row; beyond that, the batches are not the cause
 
 
 class FiniteUpdates:
@@ -52,11 +52,11 @@ class FiniteUpdates:
         folder = trainer.output_dir / NON_FINITE_FOLDER / f"update-{update}"
         self._write(inputs, folder)
         what = f"the loss or its gradient is not finite in update {update:,}"
-        if trainer.args.non_finite_loss == "stop" or self._skipped_in_a_row > MOST_SKIPPED:
+        if trainer.args.non_finite_loss == "stop" or self._skipped_in_a_row > MAX_SKIPPED:
             trainer.save_model(str(folder / "model"), _internal_call=True)
             remedy = trainer.non_finite_cause(inputs) or (
                 "Lower the learning_rate in a new run, leave out such rows, or set non_finite_loss=skip to "
-                f"pass over {MOST_SKIPPED} such updates in a row"
+                f"pass over {MAX_SKIPPED} such updates in a row"
             )
             raise RunError(f"{what}; its batches, and the model before it, are in {folder}. {remedy}")
         logger.warning("%s: it is skipped. Its batches are in %s.", what, folder)

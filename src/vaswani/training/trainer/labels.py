@@ -49,7 +49,7 @@ class LabelTask(ABC):
         Raises:
             UserError: there are fewer than two.
         """
-        names = set(cls._each(labels))
+        names = set(cls._iter_labels(labels))
         if len(names) < 2:
             found = f"only {names.pop()!r}" if names else "none"
             raise UserError(
@@ -59,7 +59,7 @@ class LabelTask(ABC):
         return sorted(names, key=lambda name: (int(name) if are_numbers else 0, name))
 
     @staticmethod
-    def _each(labels: Iterable[Any]) -> Iterable[str]:
+    def _iter_labels(labels: Iterable[Any]) -> Iterable[str]:
         """Iterate over the labels of all rows; a row may have several."""
         return (name for row in labels for name in row)
 
@@ -73,7 +73,7 @@ class LabelTask(ABC):
             where: where the labels are, for the message.
             otherwise: text of the message between the unknown label and the known ones.
         """
-        unknown = sorted(set(self._each(labels)) - self.numbers.keys())
+        unknown = sorted(set(self._iter_labels(labels)) - self.numbers.keys())
         if unknown:
             raise UserError(f"{where} has the label {unknown[0]!r}, which {otherwise} {listing(self.names)}")
 
@@ -126,7 +126,7 @@ class Classification(LabelTask):
     metric = ClassificationMetric
 
     @staticmethod
-    def _each(labels: Iterable[str]) -> Iterable[str]:
+    def _iter_labels(labels: Iterable[str]) -> Iterable[str]:
         return labels
 
     def target(self, row: Mapping[str, Any]) -> int:

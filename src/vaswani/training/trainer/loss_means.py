@@ -62,7 +62,7 @@ class LossMeans:
         self._begin()
         return means, skipped > 0
 
-    def of_all(self) -> float:
+    def overall_mean(self) -> float:
         """Return the mean loss of all updates that were made, and start again, as `report` does."""
         self.report()
         return self._total / max(self._total_kept, 1)

@@ -24,7 +24,7 @@ class Objective:
     def counts(self, batches: list[dict[str, Any]]) -> None:
         """Count the divisors of losses in the batches of one update."""
 
-    def of_batch(self, inputs: dict[str, Any]) -> AbstractContextManager[None]:
+    def batch_context(self, inputs: dict[str, Any]) -> AbstractContextManager[None]:
         """Return a context for the forward pass and the loss of a batch."""
         return nullcontext()
 

@@ -24,7 +24,7 @@ from vaswani.training.trainer.adapted import base_model
 from vaswani.training.trainer.base import BaseTrainer, without_cache
 
 LOGITS_AT_ONCE = 1 << 26  # most logits of an evaluated batch in memory; 256 MiB
-MOST_NATS = 700  # a float can hold the exponential of this number
+MAX_NATS = 700  # a float can hold the exponential of this number
 
 
 class Sums(NamedTuple):
@@ -159,7 +159,7 @@ class PretrainingTrainer(BaseTrainer):
         loss = sums.nats / max(sums.labels, 1)
         scores = {
             "loss": loss + (sums.pair_nats / sums.pairs if sums.pairs else 0.0),
-            "perplexity": math.exp(min(loss, MOST_NATS)),
+            "perplexity": math.exp(min(loss, MAX_NATS)),
             "accuracy": 100 * sums.correct / max(sums.labels, 1),
         }
         if self.measures_bytes:

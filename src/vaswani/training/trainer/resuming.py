@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 
 
 def manifest_of(config: BaseConfig | BaseTrainingArguments) -> dict[str, Any]:
@@ -82,11 +82,11 @@ def check_resumable(checkpoint: Path, config: BaseConfig | BaseTrainingArguments
 
 def _refusal(resumption: Resumption, refused: dict[str, str]) -> str:
     parts = []
-    for name, reason in list(refused.items())[:_MOST_NAMED]:
+    for name, reason in list(refused.items())[:_MAX_NAMED]:
         before, now = resumption.changes[name]
         parts.append(f"{name}={now} (it was trained with {before}{f'; {reason}' if reason else ''})")
-    if len(refused) > _MOST_NAMED:
-        parts.append(f"{len(refused) - _MOST_NAMED} more")
+    if len(refused) > _MAX_NAMED:
+        parts.append(f"{len(refused) - _MAX_NAMED} more")
     recorded = resumption.checkpoint.parent / SETTINGS_FILE
     remedy = f"resume with --config {recorded}" if recorded.is_file() else "resume with what it was"
     return (

@@ -136,7 +136,7 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
         """The loss of a model of transformers."""
         if self._passes_twice:
             of_one_pass = labels.chunk(PASSES)[0]
-            return self._consistency_loss(of_one_pass, num_items_in_batch).of_logits(outputs.logits)
+            return self._consistency_loss(of_one_pass, num_items_in_batch).from_logits(outputs.logits)
         smoothing = self.args.label_smoothing_factor
         return token_loss_function(outputs.logits, labels, num_items_in_batch, smoothing)
 

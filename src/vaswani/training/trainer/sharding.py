@@ -76,7 +76,7 @@ class Sharding:
                 setattr(type(model), name, getattr(model_class, name))
 
     @property
-    def held_parameters(self) -> int:
+    def local_parameters(self) -> int:
         """The number of parameters that this process holds."""
         held = (
             value.to_local() if isinstance(value, DTensor) else value for value in self.model.parameters()
