@@ -1,9 +1,9 @@
-"""Show that a change of the code changes no result: compare what two checkouts compute from the same seeds.
+"""Check that a change of the code changes no result: compare two checkouts with the same seeds.
 
     python benchmarks/compare_checkouts.py --before OLD/src --after NEW/src [--data FOLDER] [--quick]
 
-Each checkout is copied first, and works in a process and a folder of its own, through the command line.
-Compared are: the built-in dates; every kind of training (losses, gradient norms, scores and final weights of
+Each checkout is copied first, and runs in its own process and folder, through the command line.
+It compares: the built-in dates; every kind of training (losses, gradient norms, scores and final weights of
 200 updates); trainings that the second checkout resumes from the first one's checkpoint at update 100;
 translations with their scores, embeddings and answers to prompts; `student`, `combine` and `convert` in both
 directions, bit by bit; and the outputs of the trained models, with dense and sparse attention.
@@ -67,13 +67,13 @@ PAIRS |= {"generation_max_length": 40, "generation_num_beams": 2, "eval_strategy
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What both sides made, and how much it may differ.
+    """A file or folder that both sides write, and the allowed difference.
 
     Args:
-        name: in the table.
-        path: of a file or folder in the folder of either side.
-        allowed: the largest difference.
-        after: of the second side, where it is another one.
+        name: name in the table.
+        path: path of the file or folder, relative to the folder of a side.
+        allowed: the largest relative difference that is allowed.
+        after: path on the second side; None if it is the same.
     """
 
     name: str
@@ -84,11 +84,11 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A command that both sides run, or only the second, and what to compare then.
+    """A command that both sides run, or only the second, and the results to compare.
 
     Args:
         call: arguments of `vaswani`; or the name of a function of this file and its arguments.
-        compared: what the command makes.
+        compared: the results of the command.
         only_after: whether only the second side runs it.
     """
 
@@ -99,7 +99,7 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What a comparison found."""
+    """The result of a comparison."""
 
     comparison: Comparison
     values: int
@@ -111,19 +111,19 @@ class Row:
         return self.difference <= self.comparison.allowed
 
     def cells(self) -> tuple[str, ...]:
-        """As the table shows it."""
+        """Return the cells of a table row."""
         verdict = "equal" if self.difference == 0 else "close" if self.is_equal else "DIFFERS"
         found, allowed = (f"{number:.1g}" for number in (self.difference, self.comparison.allowed))
         return (self.comparison.name, verdict, f"{self.values:,}", found, allowed)
 
 
 class Plan:
-    """The works of a comparison, in order.
+    """The commands of a comparison, in order.
 
     Args:
-        corpora: the folder of the texts, which `write_corpora` fills.
-        rows: of each of them.
-        updates: of each training.
+        corpora: the folder that `write_corpora` fills.
+        rows: number of rows of each corpus.
+        updates: number of updates of each training.
         data: the folder of a parallel corpus, or None.
     """
 
@@ -132,11 +132,11 @@ class Plan:
         self.works: list[Work] = []
 
     def add(self, call: Iterable[Any], *compared: Comparison, only_after: bool = False) -> None:
-        """One more work."""
+        """Add a command."""
         self.works.append(Work(list(map(str, call)), list(compared), only_after))
 
     def train(self, name: str, command: str, options: dict[str, Any], resume: bool = True) -> None:
-        """A training on both sides, and one that the second resumes from the first one's checkpoint."""
+        """Add a training on both sides, and one that the second resumes from the first side's checkpoint."""
         common = {"max_steps": self.updates, "logging_steps": 1, "save_steps": self.updates // 2}
         common |= {"eval_steps": self.updates // 2, "warmup_steps": self.updates // 10, "use_cpu": True}
         common |= {"learning_rate": 3e-3, "max_tokens_per_batch": 1000, "disable_tqdm": True}
@@ -160,7 +160,7 @@ class Plan:
         )
 
     def parts(self, names: Iterable[str]) -> list[Work]:
-        """The works of these parts."""
+        """Return the commands of these parts."""
         for name in names:
             getattr(self, f"add_{name}")()
         if any(work.call[0] in TRAINING_COMMANDS for work in self.works):
@@ -168,7 +168,7 @@ class Plan:
         return self.works
 
     def add_translation(self) -> None:
-        """Training, translating and scoring."""
+        """Add training, translating and scoring."""
         self.add(["write_dates", self.rows], Comparison("built-in dates", "dates"))
         corpora = {"dates": (files(Path("dates")), Path("dates/test.txt"))}
         if self.data is not None:
@@ -192,7 +192,7 @@ class Plan:
         )
 
     def add_language_models(self) -> None:
-        """Pre-training, vectors of texts, prompting and what becomes of the models."""
+        """Add pre-training, embedding, prompting, and conversion and combination of the models."""
         texts = files(self.corpora / "texts", splits=("train", "validation"))
         texts |= {"vocab_size": 500, "max_length": 64, "eval_strategy": "steps"}
         self.train("masked", "pretrain", ENCODER | texts | {"max_position_embeddings": 64})
@@ -226,7 +226,7 @@ class Plan:
             )
 
     def add_finetuning(self) -> None:
-        """Training on labels, from a model of `add_language_models`."""
+        """Add training on labels, from a model of `add_language_models`."""
         for task in ("classification", "tagging", "multi_label", "regression"):
             rows = files(self.corpora / task, splits=("train", "validation"))
             options = {"model": "runs/masked", "task": task, "eval_strategy": "steps", "max_length": 64}
@@ -236,7 +236,7 @@ class Plan:
             self.train(task, "finetune", options | rows, resume=task in ("classification", "tagging"))
 
     def add_distillation(self) -> None:
-        """Students of a model of `add_translation`."""
+        """Add students of a model of `add_translation`."""
         student = "students/layers"
         self.add(
             ["student", student, "--teacher", "runs/dates", "--encoder_layers", 2, "--decoder_layers", 1],
@@ -260,7 +260,7 @@ class Plan:
         self.train("distillation-on-disk", "distill", options | short | kept)
 
     def add_conversion(self) -> None:
-        """Models of the library, there and back."""
+        """Add conversions of library models in both directions."""
         for name in LIBRARY_MODELS:
             self.add(
                 ["convert", self.corpora / "library" / name, f"ours/{name}"],
@@ -292,11 +292,11 @@ WORDS += ("paints", "red", "blue", "quiet", "and", "of", "with")
 
 
 def write_corpora(folder: Path, rows: int, data: Path | None) -> None:
-    """Texts, labelled texts, a task for prompts, models of the library and the parallel corpus.
+    """Write texts, labelled texts, a task for prompts, library models and the parallel corpus.
 
     Args:
-        folder: where they are written.
-        rows: of each corpus; of `data`, so many are trained on and translated.
+        folder: the folder to write to.
+        rows: number of rows of each corpus; also of `data`, for training and for translating.
         data: the folder of a parallel corpus.
     """
     generator = torch.Generator().manual_seed(0)
@@ -333,14 +333,14 @@ def _tag(word: str) -> str:
 
 
 def write_rows(folder: Path, splits: dict[str, Iterable[dict[str, Any]]]) -> None:
-    """A corpus of JSON Lines, a file for each split."""
+    """Write a corpus as JSON Lines, one file per split."""
     folder.mkdir(parents=True, exist_ok=True)
     for split, rows in splits.items():
         write_lines(folder / f"{split}.jsonl", (json.dumps(row, ensure_ascii=False) for row in rows))
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """A text file."""
+    """Write a text file."""
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
@@ -377,7 +377,7 @@ LIBRARY_MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 def save_library_models(folder: Path) -> None:
-    """A model with random weights of each kind that `vaswani convert` reads."""
+    """Save a model with random weights of each type that `vaswani convert` reads."""
     import transformers
 
     for name, (model, config, fields) in LIBRARY_MODELS.items():
@@ -391,11 +391,11 @@ def save_library_models(folder: Path) -> None:
 
 
 class Side:
-    """A process that has imported one checkout and runs what it is told in its folder."""
+    """A process that has imported one checkout and runs commands in its own folder."""
 
     def __init__(self, name: str, source: Path, folder: Path):
         self.name, self.folder, self.calls = name, folder, 0
-        copy = folder / "src"  # of now: it may be changed meanwhile
+        copy = folder / "src"  # the original may change during the run
         shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
         environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
         environment |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "cache")}
@@ -407,7 +407,7 @@ class Side:
         )
 
     def run(self, works: Iterable[Work]) -> None:
-        """Run the works, one after the other, and say which fail."""
+        """Run the commands one after the other, and report those that fail."""
         for work in works:
             status, log = self._call(work.call)
             if status:
@@ -427,7 +427,7 @@ class Side:
 
 
 def serve(source: str) -> None:
-    """As a side: import the checkout, then run each call on a line of standard input in a copy of itself."""
+    """Import the checkout; then read calls from standard input, and run each in a forked process."""
     sys.modules["matplotlib"] = None  # type: ignore[assignment]  # pictures take longer than such trainings
     with suppress(ImportError):
         from pydantic import TypeAdapter  # noqa: F401  # typer imports it when it parses a command's options
@@ -450,7 +450,7 @@ def serve(source: str) -> None:
 
 
 def run_call(call: list[str], log: str) -> NoReturn:
-    """In a copy of the side's process: run a command of `vaswani`, or a function of this file."""
+    """Run a command of `vaswani`, or a function of this file, in the forked process."""
     for descriptor, path in enumerate((os.devnull, log, log)):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), descriptor)
     if call[0] in ON_A_SIDE:
@@ -465,7 +465,7 @@ def run_call(call: list[str], log: str) -> NoReturn:
 
 
 def imported(name: str, *modules: str) -> Any:
-    """A name of vaswani that lies in one of these modules, by checkout."""
+    """Import a name from the first of these modules that has it; checkouts differ in this."""
     for module in modules:
         try:
             return getattr(import_module(f"vaswani.{module}"), name)
@@ -517,7 +517,7 @@ ON_A_SIDE = {"write_dates": write_dates, "outputs_of_models": outputs_of_models}
 
 
 def difference(before: Path, after: Path) -> tuple[int, float]:
-    """How many values were compared in two files or folders, and the largest relative difference."""
+    """Return the number of values compared in two files or folders, and the largest relative difference."""
     if not before.exists() or not after.exists():
         return 0, math.inf
     if before.is_dir():
@@ -546,7 +546,7 @@ def _read_json(path: Path) -> Any:
 
 
 def json_differences(before: Any, after: Any) -> Iterator[float]:
-    """The relative difference of each two values: 0 where they are equal, infinity where no number is."""
+    """Yield the relative difference of each two values: 0 if equal, infinity if they are not numbers."""
     if isinstance(before, dict) and isinstance(after, dict):
         for name in sorted((before.keys() | after.keys()) - {*UNCOMPARED_KEYS}):
             if not name.endswith(("_runtime", "_per_second")):
@@ -593,7 +593,7 @@ def _tensor_difference(before: dict[str, torch.Tensor], after: dict[str, torch.T
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,12 +1,12 @@
-"""Where a model of the dates looks: the cross-attention of each part of the ISO date, language by language.
+"""What a model of dates attends to: the cross-attention of each part of the ISO date, by language.
 
     python benchmarks/date_attention.py --model runs/dates [--rows 40] [--quick] [--json]
 
 The model reads dates of the test split and writes them in ISO 8601. CLDR's patterns tell which letters of a
 source are its year, its month and its day. The share of a part is the attention of the steps that predict its
-digits to the tokens with these letters: the mean over digits, heads of the last layer, and dates. Beside it
-stands the share that it would have if all tokens had the same. "right" is how often a part attends more to
-its letters than to those of every other part, and to all other tokens together.
+digits to the tokens with these letters: the mean over digits, heads of the last layer, and dates. For
+comparison, the table has the share under uniform attention. "right" is how often a part attends more to its
+letters than to those of every other part, and to all other tokens together.
 Draws `date_attention.png` into --output. There is no peer.
 """
 
@@ -35,7 +35,7 @@ Spans = dict[str, tuple[int, int]]  # of each part, its letters
 
 
 def spans_of_parts(source: str, target: str, writers: Sequence[DateWriter]) -> Spans:
-    """Where the year, the month, the day and the weekday of a date stand in its source."""
+    """Return the positions of year, month, day and weekday of a date in its source."""
     day = datetime.date.fromisoformat(target)
     writer = next(each for each in writers if each.write(day) == source)
     spans, text = {}, ""
@@ -60,7 +60,7 @@ def keys_of_parts(tokenizer: Any, source: str, spans: Spans) -> dict[str, torch.
 
 
 def shares_of_date(model: Any, tokenizer: Any, source: str, target: str, spans: Spans) -> dict[str, Any]:
-    """For each part its share, that of equal attention, and whether the share is the largest."""
+    """Return for each part its share, that of uniform attention, and whether the share is the largest."""
     cross = read_attention(model, tokenizer, source, target)[-1]
     if cross.queries[:-1] != tuple(target):
         raise UserError(f"the model's tokens of a date are {cross.queries}; expected one per digit")
@@ -78,7 +78,7 @@ def shares_of_date(model: Any, tokenizer: Any, source: str, target: str, spans: 
 
 
 def measure(model: Any, tokenizer: Any, dates: Dataset, most: int) -> dict[str, dict[str, Any]]:
-    """For each locale and part the means over so many dates."""
+    """Return the means for each locale and part, over up to `most` dates."""
     found: dict[str, list[dict[str, Any]]] = {}
     writers: dict[str, list[DateWriter]] = {}
     for row in dates:

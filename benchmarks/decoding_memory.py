@@ -3,9 +3,9 @@ r"""Peak memory of beam search: our `generate` beside MarianMT's, with the same 
     python benchmarks/decoding_memory.py [--shape small base] [--beams 8] [--batch-size 64] [--tokens 200]
         [--threads 2] [--data FILE|FOLDER] [--quick] [--json]
 
-Each side decodes one batch in a process of its own, after a short one that loads what it needs. The peak is
-that of the process in this decoding, less what it held before. The models have learned nothing and never
-end, so each output has as many tokens as its source; both sides write the same tokens, which is checked.
+Each side decodes one batch in its own process, after a short warm-up. The peak is the increase of the
+process's memory during the measured decoding. The models are untrained and
+never end, so each output has as many tokens as its source; both sides must write the same tokens.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ MEBIBYTE = 2**20
 
 
 @dataclass(frozen=True)
-class Found:
-    """Memory in MiB: before, and what decoding adds at its peak; and the outputs."""
+class Measurement:
+    """Memory in MiB before decoding, its increase at the peak, and the outputs."""
 
     before: float
     added: float
     outputs: list[list[int]]
 
 
-def decode(side: str, shape: str, setting: Setting, args: argparse.Namespace) -> Found:
-    """Decode a batch by one side."""
+def decode(side: str, shape: str, setting: Setting, args: argparse.Namespace) -> Measurement:
+    """Decode a batch with one side."""
     side_by_side.quiet()
     torch.set_num_threads(setting.threads)
     torch.manual_seed(0)
@@ -48,28 +48,28 @@ def decode(side: str, shape: str, setting: Setting, args: argparse.Namespace) ->
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
     before = memory("VmRSS")
     outputs = decode_by_side(batch, setting.num_beams)
-    return Found(before, memory("VmHWM") - before, outputs)
+    return Measurement(before, memory("VmHWM") - before, outputs)
 
 
 def memory(name: str) -> float:
-    """MiB of a line of Linux' account of this process."""
+    """Return an entry of /proc/self/status, such as VmHWM, in MiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     (line,) = (line for line in lines if line.startswith(f"{name}:"))
     return int(line.split()[1]) * 2**10 / MEBIBYTE
 
 
-def measure(shape: str) -> dict[str, Found]:
-    """Decode by both sides, one after the other, each in a process of its own."""
+def measure(shape: str) -> dict[str, Measurement]:
+    """Decode with both sides, one after the other, each in its own process."""
     found = {}
     for side in (MARIAN, OURS):
         command = [sys.executable, __file__, *sys.argv[1:], "--side", side, "--shape", shape]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        found[side] = Found(**json.loads(done.stdout.splitlines()[-1]))
+        found[side] = Measurement(**json.loads(done.stdout.splitlines()[-1]))
     return found
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     side_by_side.corpus_arguments(parser)
     parser.add_argument("--shape", nargs="+", choices=side_by_side.SHAPES, default=["small", "base"])

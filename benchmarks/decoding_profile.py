@@ -50,8 +50,8 @@ class Stopwatch:
             self.seconds[self._running[-1]] += now - self._since
         self._since = now
 
-    def of(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function whose time counts as this part."""
+    def wrap(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a function so that its time counts for this part."""
 
         @wraps(function)
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -67,7 +67,7 @@ class Stopwatch:
 
 
 def watch(stopwatch: Stopwatch) -> None:
-    """Put the stopwatch around the functions of a search; they stay so in this process."""
+    """Wrap the functions of a search with the stopwatch, for the rest of the process."""
     compiled = decoder_native.library()
     if compiled is None:
         raise SystemExit("the decoder's steps are not compiled here: see vaswani env")
@@ -83,19 +83,19 @@ def watch(stopwatch: Stopwatch) -> None:
         (SearchCache, "next_logits", FIRST),
     ]
     for owner, name, part in places:
-        setattr(owner, name, stopwatch.of(part, getattr(owner, name)))
+        setattr(owner, name, stopwatch.wrap(part, getattr(owner, name)))
 
 
 def least_seconds(model: Any, num_beams: int, peak: float, bandwidth: float) -> float:
-    """The least time of a step."""
+    """Return the minimum time of a step."""
     linears = [each for each in modules_of_each_step(model) if isinstance(each, torch.nn.Linear)]
     weights = sum(each.weight.numel() for each in linears)
     return max(4 * weights / bandwidth, 2 * num_beams * weights / peak)
 
 
 def profile(model: Any, batches: list[Batch], num_beams: int, rounds: int, stopwatch: Stopwatch) -> Counter:
-    """Seconds of each part in one step: medians of the rounds, after one of warm-up."""
-    decode = stopwatch.of(REST, by_generate(model))
+    """Return the seconds of each part in one step: medians over the rounds, after a warm-up round."""
+    decode = stopwatch.wrap(REST, by_generate(model))
     found: list[Counter[str]] = []
     for _ in range(rounds + 1):
         stopwatch.seconds.clear()
@@ -130,7 +130,7 @@ def main() -> None:
         model = never_ending(train(corpus, shape, 0)).eval()
         model.generation_config.max_length = None
         encoder = model.get_encoder()
-        encoder.forward = stopwatch.of("encoder", encoder.forward)
+        encoder.forward = stopwatch.wrap("encoder", encoder.forward)
         for num_beams in args.beams:
             setting = Setting(num_beams, 1, args.sentences, 1, TOKENS)
             batches = [*make_batches(corpus.test, setting, reference_lengths=True)]

@@ -4,9 +4,9 @@ r"""Decoding speed: our `generate` beside MarianMT's and engines, with the same 
     python benchmarks/decoding_speed.py --shape small base deep --train-steps 0 --source-tokens 20 200 \
         --batch-sizes 1 32 128 --beams 1 4 --threads 1 2 --sentences 128
 
-Without `--model`, a model is first trained on the corpus for two minutes. Such a model does not know yet
-where to end, so it never does, and each output has as many tokens as the longest reference of its batch, or
-as the sources of `--source-tokens`. With `--model` a finished model ends its outputs by itself.
+Without `--model`, a model is first trained on the corpus for two minutes. Such a model has not learned where
+to end, so the end token is excluded, and each output has as many tokens as the longest reference of its
+batch, or as the sources of `--source-tokens`. With `--model` a finished model ends its outputs by itself.
 
 Engines run what `vaswani export` writes: CTranslate2 with `CTranslate2Engine` in float32 and in int8, and by
 hand, with a call of its `translate_batch` and its own length penalty; ONNX Runtime with `generate`.
@@ -51,7 +51,7 @@ ALPHA = 0.6  # of the length penalty
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the table: how to decode what, and on how many threads."""
+    """One row of the table: the search, the sentences and the number of threads."""
 
     num_beams: int
     batch_size: int
@@ -75,7 +75,7 @@ class Batch:
 
     @property
     def most(self) -> int:
-        """The most tokens of an output."""
+        """Maximum tokens of an output."""
         return self.length or max(map(len, self.sources)) + EXTRA_LENGTH
 
 
@@ -85,7 +85,7 @@ Decode = Callable[[Batch, int], list[list[int]]]
 
 @dataclass
 class Comparison:
-    """Seconds that each side takes, how many of its outputs are ours, and the tokens of all outputs."""
+    """Seconds of each side, how many of its outputs equal ours, and the tokens of all outputs."""
 
     seconds: dict[str, float]
     same: dict[str, int]
@@ -97,7 +97,7 @@ class Comparison:
         return self.tokens / self.seconds[side]
 
     def ratio(self, side: str, other: str) -> float:
-        """How many times faster the one side is than the other."""
+        """Return how many times faster `side` is than `other`."""
         return self.seconds[other] / self.seconds[side]
 
 
@@ -148,7 +148,7 @@ def without_padding(row: list[int], end_token_id: int) -> list[int]:
 
 
 def by_engine(engine: CTranslate2Engine) -> Decode:
-    """Decode by an engine, with one limit for all as the others."""
+    """Decode with an engine, with the same limit for all outputs, as the other sides."""
 
     def decode(batch: Batch, num_beams: int) -> list[list[int]]:
         options = SearchOptions(num_beams=num_beams, length_penalty=ALPHA)
@@ -160,7 +160,7 @@ def by_engine(engine: CTranslate2Engine) -> Decode:
 
 
 def by_hand(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Decode:
-    """Decode by CTranslate2 as its documents show."""
+    """Decode with CTranslate2 as its documentation shows."""
     import ctranslate2
 
     translator = ctranslate2.Translator(str(folder), intra_threads=torch.get_num_threads())
@@ -185,7 +185,7 @@ def make_sides(
     folder: Path,
     engines: list[str],
 ) -> dict[str, Decode]:
-    """All sides, with as many threads as torch has now."""
+    """Return all sides, with the current number of torch threads."""
     sides = {MARIAN: by_generate(side_by_side.marian_twin(model)), OURS: by_generate(model)}
     if "ctranslate2" in engines:
         read = read_ctranslate2_folder(folder / "ctranslate2")
@@ -203,7 +203,7 @@ def export(
     folder: Path,
     engines: list[str],
 ) -> None:
-    """Write what the engines run."""
+    """Export the model for the engines."""
     for engine in engines:
         place = folder / engine
         place.mkdir()
@@ -219,7 +219,7 @@ def export(
 
 
 def make_batches(sentences: Dataset, setting: Setting, reference_lengths: bool) -> Iterator[Batch]:
-    """Batches of sentences in the order of the corpus, or of sources of one length that it is cut into."""
+    """Return batches of sentences in corpus order, or of sources of one length, cut from the corpus."""
     if setting.source_tokens is not None:
         sources = of_length(sentences, setting.source_tokens, setting.sentences)
         for start in range(0, len(sources), setting.batch_size):
@@ -231,7 +231,7 @@ def make_batches(sentences: Dataset, setting: Setting, reference_lengths: bool) 
 
 
 def of_length(sentences: Dataset, length: int, count: int) -> list[list[int]]:
-    """Sources of so many tokens, the end token included, of the tokens of the corpus."""
+    """Return sources of `length` tokens, including the end token, cut from the corpus."""
     end = sentences[0]["input_ids"][-1]
     tokens: list[int] = []
     while len(tokens) < count * (length - 1):
@@ -242,7 +242,7 @@ def of_length(sentences: Dataset, length: int, count: int) -> list[list[int]]:
 
 
 def train(corpus: side_by_side.TokenizedCorpus, shape: str, steps: int) -> VaswaniForConditionalGeneration:
-    """A model that has seen some of the corpus, so that beams part as they do in a trained one."""
+    """Train a model on a part of the corpus, so that beams diverge as in a fully trained model."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = {
             "output_dir": folder,
@@ -263,7 +263,7 @@ def train(corpus: side_by_side.TokenizedCorpus, shape: str, steps: int) -> Vaswa
 
 
 def never_ending(model: VaswaniForConditionalGeneration) -> VaswaniForConditionalGeneration:
-    """The model with a bias by which no output ends, nor has padding."""
+    """Return the model with a bias that excludes the end token and padding."""
     endless = VaswaniForConditionalGeneration(
         type(model.config)(**{**model.config.to_dict(), "lm_head_bias": True})
     )
@@ -317,7 +317,7 @@ def table_row(shape: str, setting: Setting, result: Comparison) -> tuple[str, ..
 
 
 def columns(engines: list[str]) -> tuple[str, ...]:
-    """The head of the table."""
+    """Return the column names of the table."""
     known = [side for engine in ENGINES if engine in engines for side in ENGINES[engine] if side != BY_HAND]
     equal = f"equal to ours: {', '.join([MARIAN, *known])}"
     speeds = [f"{side}, tokens/s" for side in (MARIAN, OURS, *known)]
@@ -327,7 +327,7 @@ def columns(engines: list[str]) -> tuple[str, ...]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     side_by_side.corpus_arguments(parser)
     parser.add_argument("--model", help="folder of a trained model, which ends its outputs by itself")
@@ -389,7 +389,7 @@ def main() -> None:
 
 
 def summary(results: list[tuple[Setting, Comparison]]) -> dict[str, float]:
-    """The least ratios: to MarianMT with several beams, or greedy without, and to CTranslate2 by hand."""
+    """Return the smallest ratios to MarianMT, with several beams if measured, and to CTranslate2 by hand."""
     searches = [result for setting, result in results if setting.num_beams > 1]
     compared = searches or [result for _, result in results]
     found = {"ratio_vs_marian": min(result.ratio(OURS, MARIAN) for result in compared)}

@@ -1,16 +1,16 @@
-r"""Which of the objectives makes a student better: the same student, taught in different ways.
+r"""Compare distillation objectives: the same student, trained in different ways.
 
 Trains the student of the configuration distill_multi30k_small once for each way and seed, from the same
-random weights and for as many updates, and compares all on the test split: BLEU, and gains over the student
-that saw the labels alone, with 95 % half intervals. Those come from the same resamples of the rows for both
-students, and from the seeds. There is no peer.
+random weights and for the same number of updates, and compares all on the test split: BLEU, and gains over
+the student trained on labels alone, with half of the 95 % interval. The intervals combine resamples of the
+rows, the same for both students, and seeds. There is no peer.
 
     python benchmarks/distillation_objectives.py --data path/to/multi30k --teacher runs/multi30k_teacher \
         --seeds 1 2
 
-Fields of the configuration can follow, such as --bf16. A student that is there is not trained again.
-`--only NAME ...` trains some of them, so that several processes can share the work; the table is printed by a
-call that finds all.
+Fields of the configuration can follow, such as --bf16. Finished students are not trained again.
+`--only NAME ...` trains some of them, so that several processes can share the work; a call that finds all
+students prints the table.
 """
 
 import argparse
@@ -50,13 +50,13 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Gain:
-    """What a way brings over labels alone.
+    """The gain of one way of training over labels alone.
 
     Args:
         bleu: BLEU of each seed.
         chrf: chrF2 of each seed.
-        gains: BLEU over that of labels alone with the same seed.
-        row_error: standard error over the rows, of the mean gain.
+        gains: difference in BLEU to labels alone, for each seed.
+        row_error: standard error of the mean gain over the rows.
     """
 
     bleu: list[float]
@@ -73,7 +73,7 @@ class Gain:
 
 
 def main() -> None:
-    """Train what is missing of what is asked for, and compare once all are there."""
+    """Train the requested students that are missing; compare once all exist."""
     args, more = parse_arguments()
     side_by_side.quiet()
     options = {name: str(getattr(args, name)) for name in ("data", "teacher", "max_steps", "quick")}
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
-    """Flags of the command line, and those of the configuration."""
+    """Parse the command line; also return the remaining flags, which belong to the configuration."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="show that it runs, with two updates each")
     parser.add_argument("--json", action="store_true", help="end with a JSON object on the last line")
@@ -101,20 +101,20 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
 
 
 def is_done(folder: Path) -> bool:
-    """Whether a student is there, and where it has one its baseline too."""
+    """Return whether a student, and its baseline if it has one, is trained."""
     needed = [folder, folder / BASELINE] if folder.name == ALL_CACHED else [folder]
     return all((each / SAFE_WEIGHTS_NAME).is_file() for each in needed)
 
 
 def train(name: str, seed: int, args: argparse.Namespace, more: list[str]) -> None:
-    """One student in a folder of its name, from where it stopped if it was begun."""
+    """Train one student, or resume its training, in the folder of its name."""
     folder = args.output / f"{seed}" / name
     is_of_references = WAYS[name]["targets"] == "references"
     fields = {
         "output_dir": folder,
         "dataset": args.data,
         "teacher": args.teacher,
-        # Distributions belong to the targets that they are of; translations serve all.
+        # Cached distributions are valid only for their own targets; translations are shared by all ways.
         "teacher_cache": args.output / ("of_references" if is_of_references else "of_translations"),
         "max_steps": 2 if args.quick else args.max_steps,
         "seed": seed,
@@ -141,7 +141,7 @@ def compare_ways(args: argparse.Namespace, seed: int) -> Comparison:
 
 
 def gains_of(comparisons: Sequence[Comparison]) -> dict[str, Gain]:
-    """Of each way the scores and gains of all seeds."""
+    """Return the scores and gains of each way, over all seeds."""
     found = {}
     for place, name in enumerate(WAYS):
         students = [comparison.students[place] for comparison in comparisons]
@@ -157,7 +157,7 @@ def gains_of(comparisons: Sequence[Comparison]) -> dict[str, Gain]:
 
 
 def report(comparisons: Sequence[Comparison], args: argparse.Namespace) -> None:
-    """A row for each model."""
+    """Print a row for each model."""
     first, updates = comparisons[0], 2 if args.quick else args.max_steps
     print(f"{first.rows:,} rows, 4 beams; {updates:,} updates each; {versions(first)}\n")
     found, table = gains_of(comparisons), []

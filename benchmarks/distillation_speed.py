@@ -4,7 +4,8 @@
 
 The student has 5 encoder layers and 1 decoder layer of width 128 and a vocabulary of 4,000 tokens; its
 teacher is twice as wide, with 4 of each. A batch has 136 rows of 15 source and 15 target tokens, all
-random. There is no peer: none distils encoder-decoders.
+random. There is no peer, because no other library distils
+encoder-decoders.
 """
 
 import argparse

@@ -5,16 +5,16 @@
 MarianMT under the stock `Seq2SeqTrainer` (random and length-grouped batches) and ours begin with the same
 weights and have the same average number of real tokens per batch, dropout, label smoothing, optimizer and
 schedule. The loss of held-out texts, per token and without label smoothing, is computed by the same function
-for all, several times on the way. The difference to ours is of pairs with the same seed, with 1.96 standard
-errors.
+for all, several times during training. Differences to ours pair trainings with the same seed, with 1.96
+standard errors.
 
-The fourth training is ours with as many updates as it makes in the time of the stock training, by the seconds
-of the first seed, with the schedule stretched to them. "Time to its loss" is how long that one took to the
-last loss of the other (straight lines between evaluations), as a share of what the other took.
+The fourth training is ours with as many updates as fit into the time of the stock training (measured with the
+first seed), and a schedule of that length. "Time to its loss" is the time that it took to reach the other
+training's final loss (interpolated linearly between evaluations), as a share of the other training's time.
 
 Trainings run one after the other; seconds leave out loading and evaluation.
 
-What is there is not trained again (`--output`).
+Finished trainings in `--output` are not repeated.
 """
 
 import argparse
@@ -50,7 +50,7 @@ COLOURS = dict(zip(TRAININGS, LINES, strict=False))
 
 @dataclass
 class Learning:
-    """What one training learned: updates, and after each the loss and the seconds so far."""
+    """The evaluations of one training: update, loss and seconds so far."""
 
     steps: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)  # of held-out texts, nats per token
@@ -58,7 +58,7 @@ class Learning:
 
 
 class Watch(TrainerCallback):
-    """Computes the loss of held-out texts after every few updates; the clock stands still meanwhile."""
+    """Computes the loss of held-out texts after every few updates, and stops the clock meanwhile."""
 
     def __init__(self, held_out: list[dict[str, torch.Tensor]], every: int):
         self.held_out, self.every, self.learning = held_out, every, Learning()
@@ -112,7 +112,7 @@ def learn(
     steps: int,
     held_out: list[dict[str, torch.Tensor]],
 ) -> Learning:
-    """Train with one seed, or read what was learned before."""
+    """Train with one seed, or read the result of an earlier training."""
     file = args.output / f"{TRAININGS.index(training)}-{seed}.json"
     if file.exists():
         return Learning(**json.loads(file.read_text()))
@@ -135,7 +135,7 @@ def learn(
 
 
 def time_to_loss(ours: Learning, other: Learning) -> float:
-    """How long ours took to the last loss of the other, as a share of what the other took; NaN if never."""
+    """Return our time to the other's final loss as a share of the other's time; NaN if it is not reached."""
     goal, before = other.losses[-1], (0.0, float("inf"))
     for seconds, loss in zip(ours.seconds, ours.losses, strict=True):
         if loss <= goal:
@@ -194,7 +194,7 @@ def draw(file: Path, found: dict[str, list[Learning]]) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Flags of the command line."""
+    """Parse the command line."""
     parser = training_arguments(__doc__)
     parser.add_argument("--shape", choices=side_by_side.SHAPES, default="small")
     parser.add_argument("--steps", type=int, default=1200, help="updates of each training")
@@ -212,7 +212,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train what is missing, one after the other; print."""
+    """Train what is missing, one after the other; print the table."""
     args = parse_arguments()
     side_by_side.quiet()
     corpus = side_by_side.load_tokens(args)

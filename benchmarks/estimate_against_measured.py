@@ -1,4 +1,4 @@
-"""The least time that a model's arithmetic allows on this CPU, beside the time that it really takes.
+"""Compare the least time that a model's arithmetic allows on this CPU with the measured time.
 
     python benchmarks/estimate_against_measured.py [--threads 2] [--quick] [--json]
 

@@ -1,10 +1,10 @@
-r"""What pre-training is worth: a model fine-tuned from its checkpoint and from scratch, by label count.
+r"""The gain from pre-training: a model fine-tuned from its checkpoint and from scratch, by label count.
 
 Trains the classifier of a configuration (finetune_reviews for encoders, finetune_gpt for decoders) from the
 weights of a pre-trained folder, and one of the same shape, with the same tokenizer and options, from new
 weights; the two take turns. With several `--learning-rates`, seed 0 is trained with each of them, on both
 sides and for each number of labels; the rate that is best on the validation split trains the other seeds. The
-accuracies of the table are of the test split, or else of the validation split; those on the way are of the
+table has accuracies on the test split, or else on the validation split; accuracies during training are on the
 validation split. There is no peer.
 
     python benchmarks/finetune_from_pretrained.py --model runs/mlm --data path/to/movie_reviews
@@ -13,8 +13,8 @@ validation split. There is no peer.
         --labels 250 1000 5000 23000 --epochs 10 6 4 2 --learning-rates 5e-4 1e-3 2e-3 --picture gain.png
 
 The texts are in the field `text`, their labels in `label`. Fields of the configuration can follow, such as
---max_length 256. What is there is not trained again, so a call that was stopped goes on, and `--only` shares
-the work between two processes.
+--max_length 256. Finished models are not trained again, so a stopped call can be repeated, and `--only`
+shares the work between two processes.
 """
 
 import argparse
@@ -65,18 +65,18 @@ class Run:
     seed: int
 
     def folder(self, output: Path) -> Path:
-        """Where it lies."""
+        """Return the folder of the training."""
         rate = "" if self.rate is None else f"-{self.rate:g}"
         return output / f"{self.labels}" / f"{self.begins.replace(' ', '_')}{rate}-{self.seed}"
 
     def accuracies(self, output: Path) -> list[float]:
-        """On the validation split, on the way and at the end."""
+        """Return the accuracies on the validation split, during training and at its end."""
         return [
             entry["eval_accuracy"] for entry in read_history(self.folder(output)) if "eval_accuracy" in entry
         ]
 
     def accuracy(self, output: Path) -> tuple[float, float]:
-        """On the test split, with its standard error over the rows."""
+        """Return the accuracy on the test split, with its standard error over the rows."""
         record = json.loads((self.folder(output) / EVALUATION_FILE).read_text())["metrics"]["accuracy"]
         return record["value"], (record["high"] - record["low"]) / (2 * side_by_side.HALF_INTERVAL)
 
@@ -97,7 +97,7 @@ class Result:
 
 
 def main() -> None:
-    """Train what is missing of what is asked for; print one table once all is there."""
+    """Train the requested models that are missing; print one table once all exist."""
     args, more = parse_arguments()
     side_by_side.quiet()
     numbers = write_subsets(args)
@@ -115,7 +115,7 @@ def main() -> None:
 
 
 def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
-    """Flags of the command line, and those of the configuration."""
+    """Parse the command line; also return the remaining flags, which belong to the configuration."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="show that it runs, with two updates each")
     parser.add_argument("--json", action="store_true", help="end with a JSON object on the last line")
@@ -174,7 +174,7 @@ def result(
 
 
 def train(args: argparse.Namespace, run: Run, more: list[str]) -> None:
-    """One classifier with its scores and the seconds that it took, unless it is there."""
+    """Train one classifier, and save its scores and seconds, unless that is done."""
     folder = run.folder(args.output)
     if (folder / SECONDS_FILE).is_file() and (folder / SAFE_WEIGHTS_NAME).is_file():
         return
@@ -255,7 +255,7 @@ def gain_of(results: dict[tuple[str, int], Result], labels: int) -> tuple[float,
 
 
 def seconds_of(run: Run, output: Path) -> float:
-    """How long a training took, with its evaluations."""
+    """Return the seconds of a training with its evaluations."""
     return float(json.loads((run.folder(output) / SECONDS_FILE).read_text()))
 
 
@@ -265,7 +265,7 @@ def means_on_the_way(runs: list[Run], output: Path) -> list[float]:
 
 
 def draw(args: argparse.Namespace, numbers: list[int], results: dict[tuple[str, int], Result]) -> None:
-    """Accuracy against labels on the left; in the course of each training on the right."""
+    """Plot accuracy against the number of labels (left), and during each training (right)."""
     with new_figure((10.0, 4.0)) as figure:
         left, right = figure.subplots(1, 2)
         for begins, colour in COLOURS.items():

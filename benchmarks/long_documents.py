@@ -1,28 +1,28 @@
-r"""Does sparse attention reach what is far away? A review hidden in an article, found by a small classifier.
+r"""Does sparse attention reach distant tokens? A small classifier finds a review hidden in an article.
 
     python benchmarks/long_documents.py --articles path/to/sumpubmed --reviews path/to/imdb \
         [--lengths 512 1024 2048 4096] [--patterns dense window ...] [--seeds 2] [--picture long.png] [--json]
 
-Each document is a stretch of a scientific article, and somewhere in it stand the last words of a film review.
-The label is that of the review, positive or negative. The classifier reads it from the state of the first
-token. The review begins farther from there than all layers of a window reach, at a place drawn evenly from
-the rest. What stands nearer is drawn before the review and independently of it, and labels are balanced: with
-the window alone nothing but chance (50 %) is possible at any length. Global blocks hold the first token and
-see all; random blocks reach the review over one or several layers, if the draw leads there. A mean of all
-states would reach it in every pattern, and show nothing.
+Each document is a part of a scientific article that contains the last words of a film review. The label is
+that of the review, positive or negative. The classifier reads it from the state of the first token. The
+review begins farther from that token than all layers of a window reach, at a position drawn uniformly from
+the rest. The text before it is independent of the review, and labels are balanced, so a window alone cannot
+exceed chance (50 %) at any length. Global blocks hold the first token and see everything; random blocks may
+reach the review over one or several layers. Mean pooling would reach the review with every pattern, and show
+nothing.
 
 All lengths hide the same reviews at their own places, and all patterns read the same documents in the same
-order, for as many updates; only the text around a review grows. There is no peer. Accuracy is that of the
-test split, with 95 % intervals over its rows and the seeds, and differences are to dense attention; their
-intervals are wide, for the errors of the two sides count as independent. Seconds of an update are those of
-the training with its validations, divided by the updates.
-Memory is what reading one document, forward and backward, adds at its peak. Each row has its own process.
+order, for the same number of updates; only the text around a review grows. There is no peer. Accuracy is that
+of the test split, with 95 % intervals over its rows and the seeds, and differences are to dense attention;
+their intervals are wide, because the errors of the two sides count as independent. Seconds of an update are
+those of the training with its validations, divided by the number of updates. Memory is what reading one
+document, forward and backward, adds at its peak. Each row has its own process.
 
-The accuracies on the way are those of the validation split: choose options by these.
+Accuracies during training are those of the validation split: choose options by these.
 
-What is there is not trained again, and a training that was stopped goes on from its checkpoint.
-`--patterns` and `--lengths` share the work between processes, once one of them has written the documents; the
-table has the rows that are there.
+Finished models are not trained again, and a stopped training resumes from its checkpoint. `--patterns` and
+`--lengths` share the work between processes, once one of them has written the documents; the table has the
+finished rows.
 """
 
 import argparse
@@ -80,7 +80,7 @@ OPTIONS = ("layers", "review_tokens", "rows", "test_rows", "updates", "documents
 
 
 def main() -> None:
-    """Train what is missing of what is asked for; print the rows that are there."""
+    """Train the requested models that are missing; print the finished rows."""
     args = parse_arguments()
     side_by_side.quiet()
     if args.row:
@@ -100,7 +100,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Flags of the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="show that it runs, with two updates each")
     parser.add_argument("--json", action="store_true", help="end with a JSON object on the last line")
@@ -154,48 +154,48 @@ class TokenCounts(dict[str, int]):
         return self[word]
 
     def ends(self, words: Sequence[str]) -> np.ndarray:
-        """How many tokens there are up to the end of each word: int64 [W]."""
+        """Return the number of tokens up to the end of each word: int64 [W]."""
         return np.cumsum([self[word] for word in words])
 
 
 @dataclass(frozen=True)
 class Article:
-    """A text in words, and how many tokens there are up to the end of each.
+    """A text as words, with the number of tokens up to the end of each.
 
     Args:
-        words: W.
-        ends: int64 [W].
+        words: the W words.
+        ends: number of tokens up to the end of each word, int64 [W].
     """
 
     words: list[str]
     ends: np.ndarray
 
     def stretch(self, start: int, tokens: int) -> tuple[list[str], np.ndarray]:
-        """The words from a number on that have no more tokens than this, and their `ends`."""
+        """Return the words from index `start` that fit into `tokens` tokens, and their `ends`."""
         ends = self.ends[start:] - (self.ends[start - 1] if start else 0)
         count = int(np.searchsorted(ends, tokens, side="right"))
         return self.words[start : start + count], ends[:count]
 
 
 def last_words(text: str, tokens: int, counts: TokenCounts) -> list[str]:
-    """The last words of a text, where reviews tend to conclude, with no more tokens than this."""
+    """Return the last words of a text that fit into `tokens` tokens; reviews tend to conclude there."""
     words = text.split()[::-1][:tokens]
     return words[: int(np.searchsorted(counts.ends(words), tokens, side="right"))][::-1]
 
 
 def hide(review: Sequence[str], tokens: int, article: Article, room: int, nearest: int, draw: float) -> str:
-    """The beginning of an article with a review in it.
+    """Return the beginning of an article with a review inserted.
 
     Args:
-        review: its words.
-        tokens: theirs.
-        article: begins where the document does.
-        room: most tokens of the document, without special ones.
-        nearest: tokens before the review, at least.
-        draw: from 0 to 1: where the review begins, between the nearest and the last place.
+        review: the words of the review.
+        tokens: number of tokens of the review.
+        article: the article, from the beginning of the document.
+        room: maximum tokens of the document, without special tokens.
+        nearest: minimum number of tokens before the review.
+        draw: from 0 to 1: position of the review, from the nearest to the last possible.
     """
     words, ends = article.stretch(0, room - tokens)
-    first = int(np.searchsorted(ends, nearest)) + 1  # words before the review, at least
+    first = int(np.searchsorted(ends, nearest)) + 1  # minimum words before the review
     place = first + int(draw * (len(words) - first + 1))
     return " ".join([*words[:place], *review, *words[place:]])
 
@@ -203,7 +203,7 @@ def hide(review: Sequence[str], tokens: int, article: Article, room: int, neares
 def documents(
     args: argparse.Namespace, split: str, length: int, tokenizer: PreTrainedTokenizerBase, rows: int
 ) -> Iterator[dict[str, str]]:
-    """Documents of a split, as many of each label; the reviews are the same for all lengths.
+    """Yield documents of a split, equally many per label; the reviews are the same for all lengths.
 
     Raises:
         UserError: no article is long enough, or there are too few reviews.
@@ -226,7 +226,7 @@ def documents(
 
 
 def balanced(reviews: Sequence[tuple[str, str]], rows: int, source: str) -> Iterator[tuple[str, str]]:
-    """Labels and texts in a random order, half of each label."""
+    """Return labels and texts in random order, half of each label."""
     of_label = {label: [each for each in reviews if each[0] == label] for label in LABELS}
     fewest = min(map(len, of_label.values()))
     if fewest < rows // 2:
@@ -289,12 +289,12 @@ class Row:
     seed: int
 
     def folder(self, output: Path) -> Path:
-        """Where it lies."""
+        """Return the folder of the training."""
         return output / RUNS / f"{self.length}" / f"{self.pattern.replace(' + ', '_')}-{self.seed}"
 
 
 def asked_for(args: argparse.Namespace) -> Iterator[Row]:
-    """The rows of the options, the short ones first."""
+    """Return the requested rows, short documents first."""
     for length in args.lengths:
         for seed in range(args.seeds):
             yield from (Row(pattern, length, seed) for pattern in args.patterns)
@@ -353,7 +353,7 @@ def config_of(args: argparse.Namespace, row: Row, shape: Path) -> FinetuningConf
 
 
 def train_and_measure(args: argparse.Namespace, row: Row) -> None:
-    """One classifier with its accuracies, seconds and memory."""
+    """Train one classifier, and save its accuracies, seconds and memory."""
     tokenizer = AutoTokenizer.from_pretrained(args.output / DATA / "tokenizer")
     model = AutoModelForSequenceClassification.from_config(shape_of(row, args.layers, len(tokenizer)))
     shape = args.output / SHAPES / row.folder(args.output).relative_to(args.output / RUNS)
@@ -398,7 +398,7 @@ def memory_of_document(model: torch.nn.Module, length: int) -> float:
 
 @dataclass(frozen=True)
 class Result:
-    """What the trainings of one pattern and length, one for each seed, gave.
+    """The results of one pattern and length, one training per seed.
 
     Args:
         found: the content of their `RESULT_FILE`.
@@ -408,7 +408,7 @@ class Result:
 
     @property
     def accuracies(self) -> list[float]:
-        """Of each seed, in percent."""
+        """Return the accuracy of each seed, in percent."""
         return [each["accuracy"]["value"] for each in self.found]
 
     @property
@@ -422,11 +422,11 @@ class Result:
         return hypot(mean(rows), over_seeds)
 
     def mean(self, name: str) -> float:
-        """Of seconds or mebibytes."""
+        """Return the mean of the seconds or of the mebibytes."""
         return mean(each[name] for each in self.found)
 
     def difference(self, other: "Result") -> tuple[float, float]:
-        """Points of accuracy ahead of another, and half of the 95 % interval."""
+        """Return the difference in accuracy to another result, in points, and half of its 95 % interval."""
         return mean(self.accuracies) - mean(other.accuracies), side_by_side.HALF_INTERVAL * hypot(
             self.error, other.error
         )

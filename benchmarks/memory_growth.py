@@ -1,4 +1,4 @@
-"""Memory of a process that is given another shape each time: does it grow, and what does that cost in speed?
+"""Does the memory of a process grow if each call has another shape? Compares memory and speed.
 
     python benchmarks/memory_growth.py [--calls 2000] [--baseline SRC] [--quick] [--json]
 
@@ -8,8 +8,8 @@ words, an `Embedder` with 1 to 12 texts of 1 to 80 words, and a masked language 
 with the same weights, or BERT. `--baseline` names the `src` folder of another version of vaswani, which does
 the same calls. The models are tiny: what is kept for a shape does not depend on their width.
 
-The processes take turns, call by call. Growth is that of the most memory after the 200th call (a tenth of the
-calls, if there are fewer) over the memory at that call. The ratio of speeds is the median, over the calls
+The processes take turns, call by call. Growth is the increase of the peak memory over the memory at the 200th
+call (or at a tenth of the calls, if there are fewer). The ratio of speeds is the median, over the calls
 after that one, of the other side's time divided by ours. Draws `memory_growth.png` into --output.
 """
 
@@ -129,8 +129,8 @@ def training(shape: str, is_peer: bool) -> Call:
 WORKS = {"translate": translation, "embed": embedding, "train": training}
 
 
-def do_as_told(work: str, shape: str, is_peer: bool) -> None:
-    """In a process of its own: make the call whose number stands on each line, answer seconds and bytes."""
+def serve_calls(work: str, shape: str, is_peer: bool) -> None:
+    """Serve calls in a separate process: read the number of each call, and write its seconds and bytes."""
     side_by_side.quiet()
     torch.manual_seed(0)
     call = WORKS[work](shape, is_peer)
@@ -144,7 +144,7 @@ def do_as_told(work: str, shape: str, is_peer: bool) -> None:
 
 
 class Side:
-    """A process that makes the calls it is told, and what they took."""
+    """A process that makes calls, with the seconds and the memory of each."""
 
     def __init__(self, work: str, shape: str, threads: int, is_peer: bool, source: Path | None = None):
         paths = [str(source)] if source else []
@@ -181,7 +181,7 @@ class Side:
         self.process.wait()
 
     def growth(self, settled: int) -> float:
-        """By how much the most memory after so many calls exceeds what it was then."""
+        """Return how much the peak memory after `settled` calls exceeds the memory at that call."""
         return max(self.memory[settled:]) / self.memory[settled - 1] - 1
 
 
@@ -237,7 +237,7 @@ def table_rows(work: str, sides: dict[str, Side], settled: int) -> list[tuple[st
 
 
 def speed_ratio(ours: list[float], theirs: list[float]) -> float:
-    """How many times faster ours is than theirs, call for call."""
+    """Return how many times faster ours is than theirs: the median over the calls."""
     return statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
 
 
@@ -256,7 +256,7 @@ def main() -> None:
     parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
-        do_as_told(args.work, args.shape, args.peer)
+        serve_calls(args.work, args.shape, args.peer)
         return
     if args.quick:
         args.calls = 20

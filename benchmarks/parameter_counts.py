@@ -2,8 +2,8 @@
 
     python benchmarks/parameter_counts.py [--json]
 
-Beside them stands what transformers' own model of that shape has, where there is one. Counted are the base
-models, without the heads of pre-training, as in the papers; weights that layers share count once.
+The table also has the count of transformers' own model of that shape, if there is one. Only the base models
+are counted, without the heads of pre-training, as in the papers; weights that layers share count once.
 """
 
 import argparse

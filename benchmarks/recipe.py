@@ -1,18 +1,18 @@
-"""What each part of a recipe brings: `multi30k_tiny` with one change at a time, on the validation split.
+"""The effect of each part of a recipe: `multi30k_tiny` with one change at a time, on the validation split.
 
     python benchmarks/recipe.py --data path/to/multi30k [--seeds 2] [--rows base "dropout 0.3" ...] [--bf16]
         [--picture FILE] [--json]
 
-The base is the configuration multi30k_tiny with dropout 0.1: with more it needs many more updates. A
-variation changes what its name says and nothing else. With batches of half or twice as many tokens there are
-twice or half as many updates, so that all read as many tokens; R-Drop reads each twice and takes about twice
-as long.
+The base is the configuration multi30k_tiny with dropout 0.1, because more dropout needs many more
+updates. A variation changes only what its name says. With batches of half or twice as many tokens there are
+twice or half as many updates, so that all trainings read equally many tokens; R-Drop reads each twice and
+takes about twice as long.
 
 Perplexity is per token, without label smoothing; BLEU is cased, with 4 beams. Differences are to the base,
 with 95 % intervals from the same resamples of the rows and from the spread over seeds. There is no peer.
 
-What is there is not trained again, and a training that was stopped goes on from its checkpoint (its seconds
-then count from there). `--rows` shares the work between processes; rows that are not there yet are left out.
+Finished models are not trained again, and a stopped training resumes from its checkpoint (its seconds then
+count from there). `--rows` shares the work between processes; unfinished rows are left out.
 """
 
 from pathlib import Path

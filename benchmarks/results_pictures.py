@@ -2,8 +2,8 @@
 
     python benchmarks/results_pictures.py [--output docs/results]
 
-Nothing is measured here: each point is a row of a table, which stands beside its command. The pictures are
-`by_size.png`, `by_speed.png`, `by_length.png` and `accuracy_by_length.png`.
+Nothing is measured here: each point is a row of a table in the documentation, next to its command. The
+pictures are `by_size.png`, `by_speed.png`, `by_length.png` and `accuracy_by_length.png`.
 """
 
 import argparse

@@ -1,15 +1,15 @@
-"""The scaling model of docs/scaling.md beside what one and two processes on CPUs really take.
+"""Compare the scaling model of docs/scaling.md with measurements of one and two processes on CPUs.
 
     python benchmarks/scaling.py [--shape small base] [--quick] [--json]
     python benchmarks/scaling.py --plan
 
-Each process has one thread and a batch of its own. Measured are the seconds of an update (median), the memory
-that the model and its training add to a process (its peak), and the bytes that pass the loopback device. The
-model is given three numbers: the arithmetic per second that one process reaches in training, and what gloo's
-all-reduce takes between two processes. There is no peer.
+Each process has one thread and its own batch. The benchmark measures the seconds of an update (median), the
+memory that the model and its training add to a process (peak), and the bytes that pass the loopback device.
+The model is given three numbers: the arithmetic per second that one process reaches in training, and what
+gloo's all-reduce takes between two processes. There is no peer.
 
-With --plan nothing is measured: the table is the model's own for base and big on up to 1,024 H200 (their data
-sheet's numbers, and a share of the peak that is assumed).
+With --plan nothing is measured: the table has the model's predictions for base and big on up to 1,024 H200
+(with the numbers of the data sheet, and an assumed share of the peak).
 """
 
 import argparse
@@ -49,7 +49,7 @@ Measured = dict[str, float]
 def work(
     rank: int, processes: int, port: int, way: str, args: argparse.Namespace, shape: str, queue: Any
 ) -> None:
-    """One process: some updates of a model, as DDP or FSDP2 does them."""
+    """Run one process: some updates of a model with DDP or FSDP2."""
     side_by_side.quiet()
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank)}
@@ -108,17 +108,17 @@ def measure_network(quick: bool) -> Measured:
 
 
 def resident_bytes() -> int:
-    """Memory of this process now."""
+    """Return the current memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def peak_bytes() -> int:
-    """The most that this process has held."""
+    """Return the peak memory of this process."""
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def loopback_bytes() -> int:
-    """What has passed the loopback device so far."""
+    """Return the bytes that have passed the loopback device."""
     line = next(
         line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:")
     )
@@ -126,7 +126,7 @@ def loopback_bytes() -> int:
 
 
 def measure(way: str, processes: int, args: argparse.Namespace, shape: str) -> Measured:
-    """Start so many processes, and return what the first measured."""
+    """Start the processes, and return the measurements of the first."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -147,7 +147,7 @@ def measure(way: str, processes: int, args: argparse.Namespace, shape: str) -> M
 def predict(
     shape: str, alone: Measured, network: Measured, way: str, processes: int, max_tokens: int
 ) -> Cost:
-    """What the model says, given the speed of one process and of the network."""
+    """Return the model's prediction, given the speed of one process and of the network."""
     config = side_by_side.our_config(shape)
     flops = training_flops(config, max_tokens // (2 * LENGTH), LENGTH, LENGTH) / alone["seconds"]
     bandwidth, latency = network["bandwidth"], network["latency"]
@@ -158,7 +158,7 @@ def predict(
 
 
 def plan() -> None:
-    """What the model says of base and big."""
+    """Return the model's predictions for base and big."""
     rows = []
     for name in ("base", "big"):
         values = yaml.safe_load(shipped_config(name).read_text())
@@ -224,7 +224,9 @@ def main() -> None:
             parameters = f"{count_parameters(side_by_side.our_config(shape)) / 1e6:.1f} M"
             rows.append((shape, parameters, f"{processes} {way if processes > 1 else ''}".strip(), *shown))
             if processes > 1:
-                errors[f"{shape} {way}"] = {name: told / real for name, (real, told) in values.items()}
+                errors[f"{shape} {way}"] = {
+                    name: predicted / real for name, (real, predicted) in values.items()
+                }
     print(side_by_side.describe_setting(f"{args.max_tokens} random tokens a batch", [1]))
     print()
     columns = [

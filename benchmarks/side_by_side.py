@@ -1,4 +1,4 @@
-"""What the comparisons share: a corpus in tokens, a MarianMT model of the same shape, and one table."""
+"""Shared parts of the comparisons: a tokenized corpus, a MarianMT model of the same shape, and one table."""
 
 import argparse
 import json
@@ -72,7 +72,7 @@ def our_config(shape: str, vocab_size: int = VOCAB_SIZE) -> VaswaniConfig:
 
 
 def our_model(shape: str, vocab_size: int, seed: int = 0) -> VaswaniForConditionalGeneration:
-    """A new model, the same for the same seed."""
+    """Return a new model; equal seeds give equal models."""
     torch.manual_seed(seed)
     return VaswaniForConditionalGeneration(our_config(shape, vocab_size))
 
@@ -193,7 +193,7 @@ def _first_fields(path: Path) -> tuple[str, str] | None:
 
 
 def describe_setting(corpus: str, threads: Sequence[int], dtype: str = "fp32") -> str:
-    """Which machine, which versions, which numbers, which corpus."""
+    """Describe the machine, the versions, the dtype and the corpus."""
     versions = " · ".join(f"{name} {version(name)}" for name in ("vaswani", "transformers", "torch"))
     cores = f"{_processor()}, {os.cpu_count()} cores, threads used: {' and '.join(map(str, threads))}"
     return f"{versions} · {dtype} · {cores} · corpus: {corpus}"
@@ -220,7 +220,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def quiet() -> None:
-    """Say nothing but the table."""
+    """Silence all messages, so that only the table is printed."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     datasets.disable_progress_bars()

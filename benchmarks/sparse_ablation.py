@@ -1,21 +1,22 @@
-"""BigBird's ablation in small: do the window, the global and the random blocks each earn their place?
+"""BigBird's ablation at a small size: does each of window, global and random blocks help?
 
     python benchmarks/sparse_ablation.py --data FILE|FOLDER [--field F] [--seeds S ...] [--quick] [--json]
 
-Encoders learn to fill in what is hidden in texts of 2,048 bytes (masked language modelling), and differ only
-in who sees whom. Each query block, of 32 bytes, sees itself and, in the sparse variants, 8 blocks more: a
-window of one block is the smallest, so that global or random blocks alone still come with the query's own.
-Global rows see all blocks, and a window ends where the text does; the table has the mean over all queries.
+Encoders learn masked language modelling on texts of 2,048 bytes, and differ only in their attention patterns.
+Each query block, of 32 bytes, sees itself and, in the sparse variants, 8 blocks more: a window of one block
+is the smallest, so that global or random blocks alone still come with the query's own. Global rows see all
+blocks, and a window ends where the text does; the table has the mean over all queries.
 
-From random weights, most of these learn the frequencies of bytes and nothing else in the time that there is.
-As BigBird starts from RoBERTa, they start from an encoder that was trained to see its own block only, which
-is also trained on beside them, to show what the others gain; at first they lose, for they must learn what not
-to look at. For each seed, all start from the same weights and see the same texts with the same bytes hidden,
+From random weights, most of these learn only the frequencies of bytes in the available time. As BigBird
+starts from RoBERTa, they start from an encoder that was trained to see only its own block. That encoder is
+also trained further, to show the gain of the others, which at first lose, because they must learn what to
+ignore. For each seed, all start from the same weights and see the same texts with the same bytes hidden,
 taking turns; the seed also draws the random blocks.
 
-Hidden are single bytes, for which neighbours matter most, and whole words. "Far words" are hidden words of
-five or more letters that stand elsewhere in the text, but only farther off than the widest window reaches in
-all layers: there, who sees far could know more. Bits per byte are those of hidden bytes in held-out texts.
+Single bytes, for which neighbours matter most, and whole words are hidden. "Far words" are hidden words of
+five or more letters that also occur elsewhere in the text, but only beyond the reach of the widest window in
+all layers, so that only a pattern that sees far can use them. Bits per byte are those of hidden bytes in
+held-out texts.
 """
 
 import argparse
@@ -98,7 +99,7 @@ def stretches(texts: Iterable[str]) -> Iterator[bytes]:
 
 
 def make_batches(sequences: Sequence[bytes], generator: torch.Generator) -> Iterator[Batch]:
-    """Batches without end, in one random order over and over, each time with other bytes hidden."""
+    """Yield batches endlessly, in one random order, with other bytes hidden in each pass."""
     order = cycle(torch.randperm(len(sequences), generator=generator).tolist())
     while True:
         yield hide([sequences[i] for i in islice(order, BATCH)], generator)
@@ -124,14 +125,14 @@ def hide(sequences: Sequence[bytes], generator: torch.Generator) -> Batch:
 
 
 def is_far(start: int, end: int, elsewhere: Sequence[int]) -> bool:
-    """Whether this is a long word that also begins at the places `elsewhere`, but at none that is near."""
+    """Return whether this is a long word that also begins at the places `elsewhere`, none of them near."""
     length = end - start
     nearest = min((abs(start - other) - length for other in elsewhere), default=-1)
     return length >= LONG_WORD and nearest >= FAR
 
 
 def frequency_bits(train: Sequence[bytes], batches: Iterable[Batch]) -> float:
-    """Bits per hidden byte for who knows how frequent each byte is, and nothing else."""
+    """Return the bits per hidden byte of a predictor that knows only the frequency of each byte."""
     counts = torch.bincount(torch.tensor(list(b"".join(train))), minlength=256) + 1
     wanted = torch.cat([batch.labels[batch.labels != IGNORED] for batch in batches])
     return -(counts / counts.sum()).log2()[wanted - FIRST_BYTE].mean().item()
@@ -195,7 +196,7 @@ class Result:
 def measure(
     train_sequences: Sequence[bytes], held_out: Sequence[Batch], seed: int, start_steps: int, steps: int
 ) -> dict[str, Result]:
-    """Train one encoder to start from, then all variants, and ask them about the held-out texts."""
+    """Train one encoder to start from, then all variants; evaluate them on the held-out texts."""
     batches = make_batches(train_sequences, torch.Generator().manual_seed(seed))
     start = make_encoder(START, seed)
     train({START: start}, islice(batches, start_steps), start_steps)
@@ -281,7 +282,7 @@ def summary(results: Mapping[str, Sequence[Result]], frequencies: float) -> dict
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument(
         "--data", required=True, help="JSONL (CSV, Parquet ...) file of long texts, or folder with splits"

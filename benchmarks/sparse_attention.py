@@ -4,17 +4,17 @@
 
 Forward and backward, float32, batch 1, 8 heads of width 64; our pattern has a window of 3 blocks, 2 global
 blocks and 3 random ones for each query block. All take turns: after a round of warm-up, each round measures
-every method once at every length (what takes long, three times in all). Inputs, masks and biases are made
+every method once at every length (slow ones three times in all). Inputs, masks and biases are made
 before the clock starts.
 
-Compared are attention cores, functions of queries, keys and values without projections, with one exception:
-LongT5's transient-global attention also projects the sums of its blocks and is measured with its projections.
-BigBird runs as it does in training, for in evaluation its random blocks are all zero; it draws them anew in
-each call, which is timed. The encoder layers (d 512, feed-forward 2048) are built here, around dense and our
-attention, and compared with each other.
+The benchmark compares attention cores, functions of queries, keys and values without projections. One
+exception: LongT5's transient-global attention also projects the sums of its blocks and is measured with its
+projections. BigBird runs in training mode, because in evaluation its random blocks are all zero; the time
+includes drawing them in each call. The encoder layers (d 512, feed-forward 2048) are built here, around dense
+and our attention, and compared with each other.
 
-Ideally we would be faster than dense by as much as there is less to multiply; the share of ideal says how
-much of that is reached. Peak memory is what one forward and backward pass adds in a process of its own, in
+The ideal speedup over dense attention is the ratio of their operations; the share of ideal is the part of it
+that is reached. Peak memory is what one forward and backward pass adds in a process of its own, in
 which only the inputs were made before.
 """
 
@@ -136,7 +136,7 @@ def our_pattern(block: int) -> SparsePattern:
 
 
 def prepare_attention(setting: Setting) -> Step:
-    """Attention alone. Our random blocks stay what they are, so that drawing them is part of the warm-up."""
+    """Prepare attention alone. Our random blocks are fixed, so drawing them is part of the warm-up."""
     return training_step(attention(setting.block), random_states(1, HEADS, setting.length, WIDTH))
 
 
@@ -162,15 +162,15 @@ def prepare_bigbird(setting: Setting) -> Step:
     return training_step(compute, random_states(1, HEADS, length, WIDTH))
 
 
-class Given(torch.nn.Module):
-    """In the place of a projection: what was given, whatever comes in."""
+class FixedStates(torch.nn.Module):
+    """Replaces a projection: returns fixed states, whatever its input."""
 
     def __init__(self, states: torch.Tensor):
         super().__init__()
         self.states = states
 
     def forward(self, _: torch.Tensor) -> torch.Tensor:
-        """A copy, for Longformer scales it in place."""
+        """Return a copy, because Longformer scales it in place."""
         return self.states.clone()
 
 
@@ -184,13 +184,13 @@ def prepare_longformer(setting: Setting) -> Step:
     )
     module: Any = LongformerSelfAttention(config, layer_id=0)
     states = random_states(1, setting.length, D_MODEL)
-    module.query, module.key, module.value = (Given(each.transpose(0, 1)) for each in states)
+    module.query, module.key, module.value = (FixedStates(each.transpose(0, 1)) for each in states)
     mask = torch.zeros(1, setting.length)
     return training_step(lambda query, *_: module(query, mask, is_index_masked=mask.bool())[0], states)
 
 
 def longt5_config() -> LongT5Config:
-    """Of its own defaults, only the radius is changed, and dropout."""
+    """Return LongT5's default configuration, with the same radius and without dropout."""
     return LongT5Config(
         d_model=D_MODEL, d_kv=WIDTH, num_heads=HEADS, local_radius=WINDOW // 2 - 1, dropout_rate=0.0
     )
@@ -208,7 +208,7 @@ def prepare_local(setting: Setting) -> Step:
     """An inner layer's module, with queries, keys and values in place of the projections."""
     module: Any = longt5.LongT5LocalAttention(longt5_config(), has_relative_attention_bias=True)
     states = random_states(1, setting.length, D_MODEL)
-    module.q, module.k, module.v = map(Given, states)
+    module.q, module.k, module.v = map(FixedStates, states)
     module.o = torch.nn.Identity()
     bias = local_bias(module, torch.ones(1, setting.length))
     return training_step(lambda query, *_: module(query, position_bias=bias)[0], states)
@@ -290,7 +290,7 @@ def flops(setting: Setting) -> float:
 
 
 def ideal_speedup(setting: Setting) -> float:
-    """How many times faster than dense it would be if both ran at one speed."""
+    """Return the speedup over dense attention if both ran at the same operations per second."""
     return flops(setting.dense) / flops(setting)
 
 
@@ -499,7 +499,7 @@ def settings(args: argparse.Namespace) -> Iterator[Setting]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", help="default: 1,024 to 65,536")
     parser.add_argument("--block-sizes", type=int, nargs="+", default=[64, 128], help="of our pattern")

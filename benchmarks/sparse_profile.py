@@ -1,4 +1,4 @@
-"""Where the time of sparse attention goes on the CPU.
+"""Measure the time of each stage of sparse attention on the CPU.
 
     python benchmarks/sparse_profile.py [--length N] [--block-size B]
 
@@ -24,7 +24,7 @@ STEPS = 5
 
 
 def seconds_by_stage(setting: Setting) -> dict[str, float]:
-    """Of one step; the last is the rest of all."""
+    """Return the seconds of each stage of one step; the last is the rest of the time."""
     taken: dict[str, list[float]] = {stage: [] for stage in (*STAGES, REST)}
     for turn in range(STEPS + 1):
         step = prepare(setting)

@@ -42,7 +42,7 @@ def vocabulary() -> np.ndarray:
 
 
 def rows(number: int, words: np.ndarray) -> Iterator[dict[str, str]]:
-    """So many pairs of sentences; frequent words come first, as in any language."""
+    """Yield `number` pairs of sentences; some words are frequent, as in any language."""
     generator = np.random.default_rng(1)
     while number > 0:
         lengths = generator.integers(4, 41, (min(number, ROWS_AT_A_TIME), 2))
@@ -54,13 +54,13 @@ def rows(number: int, words: np.ndarray) -> Iterator[dict[str, str]]:
 
 
 def resident_bytes() -> int:
-    """Memory of this process now."""
+    """Return the current memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
 
 
 def measure(number: int) -> list[tuple[int, float, int]]:
-    """Rows, seconds and bytes, about a hundred times on the way."""
+    """Return rows, seconds and bytes at about a hundred points of the run."""
     words = vocabulary()
     sample = [f"{row['source']} {row['target']}" for row in rows(20_000, words)]
     tokenizer = train_tokenizer([sample], 8000)

@@ -5,17 +5,17 @@
 
 All models have the vocabulary and the options of the configuration multi30k, see as many updates as the base,
 and are scored on the validation split. The base has 4+4 layers of width 128, feed-forward layers of 256,
-4 heads, and norms before the sub-layers. A variation changes what its name says and nothing else; the
-learning rate, too, is the base's.
+4 heads, and norms before the sub-layers. A variation changes only what its name says; the learning
+rate, too, is that of the base.
 
 Perplexity is per token of our vocabulary, without label smoothing; BLEU is cased, with 4 beams. Differences
-are to the base, with 95 % intervals from the same resamples of the rows and from the spread over seeds.
-Beside them stands what the nearest row of the paper's table adds to its base, and whether ours has that sign:
-`yes`, `no`, or `open` where our interval holds 0. There is no peer, and no row (B):
-heads are d_model / heads wide.
+are to the base, with 95 % intervals from the same resamples of the rows and from the spread over seeds. The
+table also has the difference of the nearest row in the paper's table to its base, and whether ours has the
+same sign: `yes`, `no`, or `open` if our interval contains 0. There is no peer, and no row (B), because heads
+are d_model / heads wide.
 
-What is there is not trained again, and a training that was stopped goes on from its checkpoint (its seconds
-then count from there). `--rows` shares the work between processes; rows that are not there yet are left out.
+Finished models are not trained again, and a stopped training resumes from its checkpoint (its seconds then
+count from there). `--rows` shares the work between processes; unfinished rows are left out.
 """
 
 from pathlib import Path

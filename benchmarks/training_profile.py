@@ -3,10 +3,10 @@
     python benchmarks/training_profile.py [--data FILE|FOLDER] [--shape small ...] [--bf16] [--quick] [--json]
 
 PyTorch's profiler times the operators of some updates after the first ones; an operator counts as a part of
-the one that called it. `Python between operators` is the rest of the time. What a part has to compute or to
-move through memory is written down here, not measured: the products of linear layers and of attention, and
-the fewest bytes that a pass over the states or the weights can take. Large products and large copies of this
-machine are the peaks. The profiler itself takes about a microsecond per operator.
+the one that called it. `Python between operators` is the rest of the time. The operations and bytes of a
+part are computed from the shapes, not measured: the products of linear layers and of attention, and the
+fewest bytes that a pass over the states or the weights can take. The peaks are measured with large products
+and large copies. The profiler itself takes about a microsecond per operator.
 """
 
 import argparse
@@ -65,14 +65,14 @@ PARTS = (
 
 @dataclass
 class Profile:
-    """Of one shape: seconds of each part, and what the parts have to do, all in one update."""
+    """The seconds, operations and bytes of each part in one update of one shape."""
 
     seconds: Counter[str] = field(default_factory=Counter)
     flops: Counter[str] = field(default_factory=Counter)
     moved: Counter[str] = field(default_factory=Counter)  # bytes
 
     def count(self, config: Any, source: torch.Size, target: torch.Size, share: float) -> None:
-        """Add what one batch needs, as a share of what is averaged over."""
+        """Add the operations and bytes of one batch, times its share in the average."""
         rows, length = source
         width, tokens = config.d_model, (source.numel(), target.numel())
         logits = 6 * tokens[1] * width * config.decoder_vocab_size
@@ -92,7 +92,7 @@ class Profile:
         self.moved["layer norm"] += share * 20 * width * norms  # 2 numbers forward, 3 backward
 
     def count_weights(self, number: int) -> None:
-        """Add what each update does to the weights."""
+        """Add the bytes that each update of the weights moves."""
         self.moved["optimizer"] = 28 * number  # weight, gradient and two means in; all but the gradient out
         self.moved["gradient norm and clipping"] = 12 * number
 

@@ -5,11 +5,11 @@
 Three trainings run side by side, each in a process of its own: MarianMT with the stock settings (random
 batches of a fixed number of rows), MarianMT with length-grouped batches, and ours with token-budget batches.
 They take turns on the machine, a few steps each, and only one runs at a time. All have the same corpus, the
-same average number of real tokens per batch, dropout 0.1, label smoothing 0.1 and AdamW. Counted are real
-source and target tokens, without padding; loading, tokenizing and the first steps are not timed. The
-arithmetic of the linear layers (padding included, 3 products each: forward, and backward for states and
-weights) beside what one large product reaches says how much faster anything could get. With --bf16, all three
-train under autocast to bfloat16, and ours a second time in float32.
+same average number of real tokens per batch, dropout 0.1, label smoothing 0.1 and AdamW. Only real source and
+target tokens count, without padding; loading, tokenizing and the first steps are not timed. The arithmetic of
+the linear layers (padding included, 3 products each: forward, and backward for states and weights), compared
+with the speed of one large product, shows how much faster training could be. With --bf16, all three train
+under autocast to bfloat16, and ours a second time in float32.
 """
 
 import argparse
@@ -51,7 +51,7 @@ FLOAT32 = "vaswani, token budget, float32"  # beside three in bfloat16
 
 @dataclass(frozen=True)
 class Plan:
-    """What each process trains, and on how much at a time."""
+    """What each process trains, and its batch sizes."""
 
     folder: str
     shape: str
@@ -118,7 +118,7 @@ def measure(plan: Plan, rounds: int) -> dict[str, Measurement]:
 
 
 def work(side: str, plan: Plan, pipe: Connection) -> None:
-    """One process: build the trainer of one side and train when told to."""
+    """Run one process: build the trainer of one side, and train in its turns."""
     side_by_side.quiet()
     torch.set_num_threads(plan.threads)
     trainer = build_trainer(side, plan)
@@ -155,7 +155,7 @@ class TakeTurns(TrainerCallback):
         self._wait()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """At the end of a turn: report it, and train on only when told to."""
+        """At the end of a turn: report it, and wait for the next turn."""
         if state.global_step % self.steps == 0:
             self.pipe.send((time.perf_counter() - self.start, self.real, self.padded, self.flops))
             if self.more_to_come:
@@ -264,7 +264,7 @@ def training_arguments(description: str | None) -> argparse.ArgumentParser:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = training_arguments(__doc__)
     parser.add_argument("--shape", nargs="+", choices=side_by_side.SHAPES, default=["small", "base"])
     parser.add_argument("--rounds", type=int, default=7, help="turns of each training that are timed")

@@ -1,4 +1,4 @@
-"""What the studies share that change one thing at a time: a translator for each variation of a base.
+"""Shared code of studies that change one thing at a time: a translator for each variation of a base.
 
 `table3.py` and `recipe.py` say what is varied; their docstrings say how the models are compared.
 """
@@ -42,11 +42,11 @@ AXES = {"perplexity": "perplexity", "bleu": "BLEU"}
 
 @dataclass(frozen=True)
 class Variation:
-    """What differs from the base.
+    """A change of the base.
 
     Args:
         fields: options of `vaswani train`, with their values.
-        updates: how many for each update of the base.
+        updates: number of updates for each update of the base.
         paper: what the nearest row of the paper's table 3 adds to perplexity and to BLEU, if there is one.
     """
 
@@ -60,11 +60,11 @@ class Study:
     """A base and its variations.
 
     Args:
-        config: the configuration of vaswani that all have.
+        config: the configuration of vaswani that all models share.
         changed: fields in which the base differs from the configuration.
         variations: by name; the base is `BASE`.
-        updates: of the base, by default.
-        output: folder for the trainings, by default.
+        updates: default number of updates of the base.
+        output: default folder for the trainings.
     """
 
     config: str
@@ -75,7 +75,7 @@ class Study:
 
 
 def run(study: Study, description: str) -> None:
-    """Train what is missing of what is asked for; print the rows that are there.
+    """Train the requested models that are missing; print the finished rows.
 
     Args:
         description: for `--help`.
@@ -106,7 +106,7 @@ def run(study: Study, description: str) -> None:
 
 
 def parse_arguments(study: Study, description: str) -> argparse.Namespace:
-    """Flags of the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="show that it runs, with two updates each")
     parser.add_argument("--json", action="store_true", help="end with a JSON object on the last line")
@@ -127,7 +127,7 @@ def parse_arguments(study: Study, description: str) -> argparse.Namespace:
 
 
 def folder_of(args: argparse.Namespace, name: str, seed: int) -> Path:
-    """Where a training lies."""
+    """Return the folder of a training."""
     return args.output / f"{name.replace(' ', '_')}-{seed}"
 
 
@@ -157,7 +157,7 @@ def config_of(study: Study, args: argparse.Namespace, name: str, seed: int) -> R
 def train_and_test(
     study: Study, args: argparse.Namespace, name: str, seed: int, pairs: list[tuple[str, str]]
 ) -> None:
-    """One model, with its translations and log-probabilities, unless they are there."""
+    """Train one model, and save its translations and log-probabilities, unless they exist."""
     folder = folder_of(args, name, seed)
     if (folder / RESULT_FILE).is_file():
         return
@@ -185,7 +185,7 @@ def train_and_test(
 
 @dataclass(frozen=True)
 class Result:
-    """What the models of one row, one for each seed, gave.
+    """The results of one row, with one model for each seed.
 
     Args:
         models: the content of their `RESULT_FILE`.
@@ -241,7 +241,7 @@ class Result:
         return side_by_side.HALF_INTERVAL * hypot(self.resampled[column].std(), self.error_over_seeds(column))
 
     def difference(self, base: "Result", column: str) -> tuple[float, float]:
-        """To the base, and half of its 95 % interval."""
+        """Return the difference to the base, and half of its 95 % interval."""
         over_rows = (self.resampled[column] - base.resampled[column]).std()
         errors = hypot(over_rows, self.error_over_seeds(column), base.error_over_seeds(column))
         return self.mean(column) - base.mean(column), side_by_side.HALF_INTERVAL * errors
@@ -261,7 +261,7 @@ def read_results(args: argparse.Namespace, name: str, pairs: list[tuple[str, str
 
 
 def agreement(difference: float, half_interval: float, paper: float) -> str:
-    """Whether the sign is the paper's: `yes`, `no`, or `open` where our interval holds 0."""
+    """Return whether the sign is the paper's: `yes`, `no`, or `open` if our interval contains 0."""
     if abs(difference) <= half_interval:
         return "open" if paper else "yes"
     return "yes" if difference * paper > 0 else "no"

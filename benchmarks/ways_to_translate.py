@@ -46,7 +46,7 @@ class Way:
     Args:
         name: for the table.
         load: makes the translator.
-        same_as: the way whose outputs these should be; None where they should differ.
+        same_as: the way that should give the same outputs; None if the outputs should differ.
     """
 
     name: str
@@ -56,13 +56,13 @@ class Way:
 
 @dataclass
 class Translated:
-    """What a way gave.
+    """The outputs of one way to translate.
 
     Args:
         texts: one for each row.
         outputs: the best output by the token ids of its source.
-        scores: for each row.
-        seconds: of all rows.
+        scores: the score of each row.
+        seconds: time spent on all rows.
     """
 
     texts: list[str]
@@ -101,7 +101,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Flags of the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="show that it runs, with 20 rows")
     parser.add_argument("--json", action="store_true", help="end with a JSON object on the last line")
@@ -115,7 +115,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def ways(args: argparse.Namespace, folder: Path) -> Iterator[Way]:
-    """All of them; the base comes first."""
+    """Return all ways to translate, the base first."""
     model = args.model[0]
 
     def loads(name: Any, **options: Any) -> Callable[[], Translator]:
@@ -192,7 +192,7 @@ def translated(translator: Translator, sources: list[str], references: list[str]
 def compared(
     way: Way, found: dict[str, Translated], references: list[str]
 ) -> tuple[list[str], dict[str, Any]]:
-    """Cells of the table, and the numbers in them."""
+    """Return the cells of a table row, and the numbers in them."""
     result, base = found[way.name], found[BASE]
     values, of_base = (score_texts(each.texts, references)[0] for each in (result, base))
     cells, numbers = [same_outputs(result, found.get(way.same_as or ""))], {}
