@@ -4,7 +4,7 @@ Importing the package registers its models with transformers' Auto classes. It i
 transformers: the names below are imported when they are first used.
 """
 
-from vaswani import bootstrap  # noqa: F401  # first: it takes the current folder off the path
+from vaswani import bootstrap  # noqa: F401  # first: removes the current folder from the path
 
 # isort: split
 from importlib import import_module

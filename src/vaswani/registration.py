@@ -55,7 +55,8 @@ def _register(imported: ModuleType) -> None:
 def _sparse_configurations() -> dict[str, tuple[str, str]]:
     """Return model type → module and name of the sparse configurations that `sparsify` can make."""
     names = _imported[CONFIGURATION_AUTO].CONFIG_MAPPING_NAMES
-    own = {name: model_type for model_type, name in names.items()}  # of several types, the last is its own
+    # If several types share a class, the last of them counts.
+    own = {name: model_type for model_type, name in names.items()}
     return {f"vaswani_sparse_{model_type}": (SPARSIFY, f"Sparse{name}") for name, model_type in own.items()}
 
 

@@ -10,7 +10,7 @@ def unwritten_padding(model: PreTrainedModel) -> int | None:
     """Return the padding token of a model if its `generation_config` bans the token; else None.
 
     Marian's models ban it: in training, their softmax did not include the token, and transformers gives it
-    the logit 0, which can be the highest. It has no part in their probabilities.
+    the logit 0, which can be the highest. So it must not count in their probabilities.
     """
     generation: Any = getattr(model, "generation_config", None)
     padding = model.config.pad_token_id

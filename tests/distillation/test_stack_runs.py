@@ -113,7 +113,7 @@ def test_a_run_that_resumes_finds_the_same_teacher(
     weights = load_file(teacher / "model.safetensors")
     save_file({name: 1.01 * tensor for name, tensor in weights.items()}, teacher / "model.safetensors")
     (teacher / "model_hashes.json").unlink()
-    with pytest.raises(UserError, match=r"the data changed since .* was saved: teacher is not what it was"):
+    with pytest.raises(UserError, match=r"the data changed since .* was saved \(teacher\)"):
         distill(config_for(tmp_path / "run", **options, resume_from_checkpoint="true"))
 
 
@@ -316,7 +316,7 @@ def test_a_resumed_run_finds_its_unlabelled_texts_again(
     (tmp_path / "run" / "model.safetensors").unlink()
     shutil.rmtree(tmp_path / "run" / "checkpoint-4")
     write_jsonl(unlabelled, [{"text": "the film was awful"}] * 20)
-    with pytest.raises(UserError, match=r"the data changed since .*unlabelled is not what it was"):
+    with pytest.raises(UserError, match=r"the data changed since .*\(unlabelled\)"):
         distill(config_for(tmp_path / "run", **options, resume_from_checkpoint="true"))
 
 

@@ -174,7 +174,7 @@ WRONG_INPUTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "mask of 2": ("encoder", {"attention_mask": torch.full((2, 3), 2)}, "holds 2; expected 1 for tokens"),
     "additive mask": ("causal", {"attention_mask": torch.zeros(2, 1, 3, 3)}, "a mask of padding alone"),
     "short mask": ("causal", {"attention_mask": torch.ones(2, 2)}, r"shape \[2, 2\]; expected \[2, 3\]"),
-    "packed": ("causal_counting_all", {"position_ids": torch.tensor([[0, 1, 0]])}, "begin anew within a row"),
+    "packed": ("causal_counting_all", {"position_ids": torch.tensor([[0, 1, 0]])}, "restart within a row"),
     "negative": (
         "causal_counting_all",
         {"position_ids": torch.full((2, 3), -1)},

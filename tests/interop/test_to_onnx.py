@@ -459,7 +459,7 @@ def test_modules_of_sentence_transformers_are_kept_and_reported(to, tmp_path, ca
     folder = save_sentence_model(tmp_path / "model")
     assert run(["export", str(folder), str(tmp_path / "out"), "--to", to]) == 0
     told = capsys.readouterr().out
-    assert "left to whoever runs it, as modules.json says: Pooling, Dense, Normalize" in told
+    assert "not part of the export: Pooling, Dense, Normalize; apply them to its token states" in told
     for name in ("modules.json", "sentence_bert_config.json", "1_Pooling/config.json", "2_Dense/config.json"):
         assert (tmp_path / "out" / name).read_text() == (folder / name).read_text()
     assert not (tmp_path / "out" / "3_Normalize").exists()

@@ -135,7 +135,7 @@ def test_packed_documents_do_not_see_each_other(implementation: str, position_em
 @pytest.mark.parametrize("use_cache", [False, True])
 def test_sparse_attention_refuses_packed_documents(attention: Any, use_cache: bool) -> None:
     model, ids = decoder(decoder_attention=attention, sparse_block_size=4), tokens(1, 8)
-    with pytest.raises(ValueError, match="position_ids begin anew within a row, as of packed documents"):
+    with pytest.raises(ValueError, match="position_ids restart within a row, as in packed documents"):
         model(ids, position_ids=torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2]]), use_cache=use_cache)
     torch.testing.assert_close(model(ids, position_ids=torch.arange(8)[None]).logits, model(ids).logits)
 

@@ -31,9 +31,7 @@ def test_names_are_sorted_and_numbers_by_their_size():
     ],
 )
 def test_one_label_is_none(task, labels, found):
-    with pytest.raises(
-        UserError, match=f"two labels or more to tell apart, and train has {found}; see label"
-    ):
+    with pytest.raises(UserError, match=f"train must have two labels or more, and it has {found}; see label"):
         task.names_in(labels)
 
 

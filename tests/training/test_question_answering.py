@@ -372,7 +372,7 @@ def test_evaluation_does_not_depend_on_batches(tmp_path):
         ({"answers_field": "label"}, "answers_field: .* has no field 'label'"),
         ({"max_length": POSITIONS + 1}, "max_length=41, but .* has positions for 40 tokens"),
         ({"max_length": 10, "dataset": "unread"}, "max_length=10 has no room for 3 special tokens"),
-        ({"doc_stride": 30, "dataset": "unread"}, "doc_stride=30 and a token more; raise it to 42 or more"),
+        ({"doc_stride": 30, "dataset": "unread"}, "doc_stride=30 and one more token; raise it to 42 or more"),
         ({"doc_stride": -1}, "doc_stride=-1 must be at least 0"),
         ({"max_answer_length": 0}, "max_answer_length=0 must be at least 1"),
         ({"n_best": 0}, "n_best=0 must be at least 1"),

@@ -390,7 +390,7 @@ def test_checkpoints_without_settings_are_compared_with_the_runs_settings(tmp_pa
     old = {name: manifest[name] for name in ("files",)} | {"num_replicas": 1}
     (checkpoint / "manifest.json").write_text(json.dumps(old))
     check_resumable(checkpoint, resolved("train", seed=8))
-    assert "does not tell the settings that it was trained with" in warnings_of(caplog)
+    assert "does not record the settings that it was trained with" in warnings_of(caplog)
     config.save(tmp_path / "training_config.yaml")
     check_resumable(checkpoint, config)
     with pytest.raises(UserError, match=r"max_grad_norm=1.0 \(it was trained with 2.0\) and seed=8 \(.* 7\)"):

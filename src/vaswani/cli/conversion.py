@@ -106,8 +106,8 @@ def export(
     )
     if made.modules:
         print_line(
-            f"left to whoever runs it, as modules.json says: {', '.join(made.modules)} (the export has the "
-            "states of the tokens)"
+            f"not part of the export: {', '.join(made.modules)}; apply them to its token states, as "
+            "modules.json says"
         )
 
 

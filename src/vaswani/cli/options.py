@@ -64,9 +64,9 @@ def table_field(name: str, of: str, default: str) -> Any:
     )
 
 
-def trained_field(name: str, of: str, otherwise: str) -> Any:
+def trained_field(name: str, of: str, default: str) -> Any:
     """Declare a `table_field` whose default is the column of the model's training, or else another one."""
-    return table_field(name, of, f"as in training, or {otherwise}")
+    return table_field(name, of, f"as in training, or {default}")
 
 
 def column(name: str, what: str, default: str = "as in training") -> Any:

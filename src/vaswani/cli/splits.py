@@ -45,18 +45,18 @@ def as_in_training(columns: Mapping[str, str | None], trained: Mapping[str, Any]
     return {name: column for name, column in known.items() if column is not None}
 
 
-def columns_of_training(model: str, **otherwise: str) -> tuple[str, ...]:
+def columns_of_training(model: str, **defaults: str) -> tuple[str, ...]:
     """Return the columns that a model's training read.
 
     Args:
         model: folder of the model, or its name on the Hub, where nothing is recorded.
-        otherwise: the options of the columns, such as `source_field`, each with its column if none is
+        defaults: the options of the columns, such as `source_field`, each with its column if none is
             recorded.
     """
     from vaswani.files.run_settings import read_settings
 
     settings = read_settings(Path(model))
-    return tuple(settings.get(option) or column for option, column in otherwise.items())
+    return tuple(settings.get(option) or column for option, column in defaults.items())
 
 
 def files_in(data: str) -> list[Path]:

@@ -32,7 +32,7 @@ MAX_WAITING = 64  # texts in the queue; if it is full, users get a message
 PAUSE = 300  # milliseconds without a key press, after which a text is sent
 
 VIEWS: dict[type[Model], Any] = {
-    Summarizer: SummaryView,  # before its base class
+    Summarizer: SummaryView,  # before `Translator`, its base class
     Translator: TranslationView,
     Classifier: ClassificationView,
     Prompter: CompletionView,

@@ -297,7 +297,7 @@ class CausalLMDistillation(LanguageModelRun, CausalLMRun):
     def check(self) -> None:
         """Raise `UserError` for what would fail only later."""
         if self.config.task.pack and self.options.relation_weight:
-            raise UserError("relation_weight does not tell packed documents apart; set pack=false")
+            raise UserError("relation_weight does not separate packed documents; set pack=false")
         super().check()
         if self.options.uses_texts:
             self._check_writing()

@@ -100,7 +100,7 @@ def _mean(total: list[float]) -> float:
     return 100.0 * points / rows
 
 
-# Of metrics whose statistics are the counts of a pair.
+# Scores of metrics whose row statistics are n-gram counts.
 _SCORES: dict[str, Callable[[Counts], float]] = {
     "bleu": bleu_score,
     "bleu_lowercased": bleu_score,

@@ -79,7 +79,7 @@ def read_lines(stream: BinaryIO) -> Iterator[bytes]:
             ) from error
         except OSError as error:
             raise RunError(f"cannot read line {number:,} of the input: {reason(error)}") from error
-        if number == 1 and (problem := not_utf8(line[:200]) or _of_old_macs(line)):
+        if number == 1 and (problem := not_utf8(line[:200]) or _line_end_problem(line)):
             raise UserError(f"the input {problem}")
         if len(line) > LONGEST_LINE:
             raise UserError(
@@ -99,7 +99,7 @@ def not_utf8(start: bytes) -> str | None:
     return packer and f"is packed by {packer}; unpack it" + (", or name it .gz" if packer == "gzip" else "")
 
 
-def _of_old_macs(only_line: bytes) -> str | None:
+def _line_end_problem(only_line: bytes) -> str | None:
     r"""Return why an input without "\n" is not one line, with the remedy; None if it is."""
     if only_line.endswith(b"\n") or b"\r" not in only_line.rstrip(b"\r\n"):
         return None

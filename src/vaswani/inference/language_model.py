@@ -140,10 +140,10 @@ class LanguageModel:
         check_causal(model)
 
     def encode(self, texts: Sequence[str], *, rendered: bool = False) -> list[Prompt]:
-        """Return texts as prompts, after the leading special tokens, as a training with completions has them.
+        """Return texts as prompts, after the leading special tokens, as in training with completions.
 
-        White space at the end of a text may form other tokens where a word follows: these are the prompt's.
-        An empty text may have no tokens.
+        White space at the end of a text may be tokenized differently before a word; then the prompt has the
+        tokens from before a word. An empty text may have no tokens.
 
         Args:
             texts: the texts.
@@ -396,7 +396,7 @@ class LanguageModel:
     def _processors(
         self, batch: list[Draft], options: GenerationOptions, length: int
     ) -> list[LogitsProcessor]:
-        """Return what chooses the tokens after prompts of this padded length."""
+        """Return the logits processors for the tokens after prompts of this padded length."""
         processors: list[LogitsProcessor] = []
         spaces = [draft.prompt.before_space for draft in batch]
         if any(spaces) and self._after_space:

@@ -53,7 +53,7 @@ class Phrase:
 
 
 class _PartialPhrase(NamedTuple):
-    """A spelling that an output ends in the middle of: its first `tokens` tokens are the output's last."""
+    """A phrase that an output has begun: the output ends with the first `tokens` tokens of `spelling`."""
 
     spelling: Spelling
     tokens: int

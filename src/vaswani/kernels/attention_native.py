@@ -101,7 +101,7 @@ class _NativeAttention(torch.autograd.Function):
     ) -> torch.Tensor:
         """Query [B, H, T, D], key and value [B, H, S, D], mask float [B, H, T, S] -> [B, T, H, D]."""
         compiled = library()
-        assert compiled is not None  # `can_compute` has asked
+        assert compiled is not None  # checked by `can_compute`
         vector = compiled.vaswani_vector_width()
         shape = (*query.shape[:3], key.shape[2])
         weights = query.new_empty(*shape[:3], -(-shape[3] // vector) * vector)  # [B, H, T, P]

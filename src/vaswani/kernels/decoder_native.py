@@ -77,7 +77,7 @@ class NativeStep:
     def __init__(self, model: Any, num_rows: int, source_mask: torch.Tensor | None):
         decoder = model.get_decoder()
         compiled = library()
-        assert compiled is not None  # `can_compute` has asked
+        assert compiled is not None  # checked by `can_compute`
         self._library = compiled
         self._packs = num_rows >= MIN_PACKED_ROWS
         self._kept: list[torch.Tensor] = []  # keeps the memory alive that the structures point to

@@ -83,7 +83,7 @@ def draw_kept(shape: torch.Size, num_dropped_levels: int) -> torch.Tensor:
 
 
 def drop(states: torch.Tensor, kept: torch.Tensor, num_dropped_levels: int) -> torch.Tensor:
-    """0 where nothing is kept, and what is kept divided by the share that is kept, in the states' dtype."""
+    """Zero the dropped elements, and divide the kept ones by the kept share, in the states' dtype."""
     scale, compiled = LEVELS / (LEVELS - num_dropped_levels), library()
     if compiled is None or states.dtype not in (torch.float32, torch.bfloat16):
         # The states come first: in half precision a scale times 0 or 1 would be rounded, and shrink all.

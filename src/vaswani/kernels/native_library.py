@@ -69,7 +69,7 @@ def native_library(
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         logger.warning(
             "%s could not be compiled, and PyTorch's operators compute instead, more slowly: %s %s\n"
-            "Another compiler can be set as CXX; VASWANI_COMPILE=0 goes without.",
+            "Set CXX to another compiler, or VASWANI_COMPILE=0 to compile nothing.",
             source.name,
             error,
             getattr(error, "stderr", None) or "",

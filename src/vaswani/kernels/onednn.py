@@ -54,7 +54,7 @@ IS_INTEL_CPU = _is_intel()
 
 
 def unavailable() -> str | None:
-    """Return why oneDNN cannot compute products here or would not be faster; None if it can and would."""
+    """Return why oneDNN cannot compute products here or would not be faster; else None."""
     if not torch.backends.mkldnn.is_available():
         return "this PyTorch was built without oneDNN"
     if not torch.backends.mkl.is_available():

@@ -25,7 +25,7 @@ MIN_MULTIPLICATIONS = 1 << 20  # with fewer, the call from Python costs more tha
 
 
 def unavailable() -> str | None:
-    """Return why nothing can be compiled here or would not be faster; None if it can and would."""
+    """Return why nothing can be compiled here or compiled code would not be faster; else None."""
     if onednn.IS_INTEL_CPU:
         return "MKL is fast on this processor"
     return why_not_compiled(SOURCE)
@@ -103,7 +103,7 @@ def native_product(
     added to it in place, and there is no bias.
     """
     compiled = library()
-    assert compiled is not None  # `gains` has asked
+    assert compiled is not None  # checked by `gains`
     bias = None if bias is None else bias.contiguous()
     output = left.new_empty(left.shape[0], right.shape[1]) if added_to is None else added_to
     compiled.vaswani_product(

@@ -124,7 +124,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def summed_cross_entropy(
     logits: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0
 ) -> torch.Tensor:
-    """Return the summed cross-entropy of logits [N, V] for the kept of the labels int64 [N], as above.
+    """Return the summed cross-entropy of logits [N, V] and labels int64 [N], as `linear_cross_entropy` does.
 
     If C++ computes it, it takes one pass over the logits and is differentiable once.
     """

@@ -26,7 +26,7 @@ from vaswani.model.sparse_pattern import SparsePattern
 
 TILE = 128  # tokens: in half precision the backward kernels of some GPUs have no smaller one
 MIN_WIDTH = 16  # of a head; the matrix products of the kernels need as much
-MANY = 4  # times the blocks that other rows see: beyond, rows that see all blocks are computed apart
+MANY = 4  # if a row sees more than this many times the blocks of other rows, it is computed separately
 DROPOUT_LEVELS = 2**32  # of a 32-bit random number
 GRAPHS = 64  # for different shapes and options; PyTorch's default limit is eight
 

@@ -237,7 +237,7 @@ def _call_in_groups(
 def _call(function: str, inputs: _Inputs, states: dict[str, torch.Tensor]) -> None:
     """Call a function of the library, which writes its results into some of the `states` [B, H, n, D]."""
     compiled = library()
-    if compiled is None:  # `can_compute` has asked, but for an exported program on another machine
+    if compiled is None:  # only in an exported program on another machine; else `can_compute` checks
         raise RunError(
             f"the program was exported with a kernel that cannot be used here ({unavailable()}); install a "
             "compiler, or export the program where there is none"

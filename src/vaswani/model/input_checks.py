@@ -138,8 +138,8 @@ def check_not_packed(position_ids: torch.Tensor) -> None:
     """Raise unless positions [B, T] increase by one; a restart would begin a packed document."""
     if has_values(position_ids) and position_ids.diff(dim=-1).ne(1).any():
         raise ValueError(
-            "position_ids begin anew within a row, as of packed documents, and sparse attention does not "
-            "tell these apart; give each document a row, or set decoder_attention='full'."
+            "position_ids restart within a row, as in packed documents, which sparse attention does not "
+            "separate; give each document a row, or set decoder_attention='full'."
         )
 
 

@@ -126,8 +126,8 @@ def _paired_lines(names: Sequence[str], paths: Sequence[Path]) -> Iterator[Row]:
     for number, row in enumerate(reading.read_text_pair(*paths), start=1):
         if row is None or None in row:
             raise UserError(
-                f"{names[0]} and {names[1]} must have a line for each other, and only one of them has line "
-                f"{number:,}: correct them"
+                f"{names[0]} and {names[1]} must have equally many lines, and only one of them has line "
+                f"{number:,}; correct them"
             )
         yield row
 

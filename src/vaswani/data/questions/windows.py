@@ -59,8 +59,8 @@ class WindowLengths:
         if self.max_length < least:
             raise UserError(
                 f"max_length={self.max_length} has no room for {special} special tokens, "
-                f"max_question_length={self.max_question_length}, doc_stride={self.doc_stride} and a token "
-                f"more; raise it to {least} or more, or lower the others"
+                f"max_question_length={self.max_question_length}, doc_stride={self.doc_stride} and one more "
+                f"token; raise it to {least} or more, or lower the others"
             )
 
 

@@ -78,7 +78,7 @@ class DenoisingCollator(RowNoise):
 
 
 def with_markers(tokenizer: PreTrainedTokenizerBase, markers: Sequence[str]) -> PreTrainedTokenizerBase:
-    """Return the tokenizer, or a copy with the missing ones of these special tokens added."""
+    """Return the tokenizer, or a copy to which the missing special tokens are added."""
     lacking = [name for name in markers if name not in tokenizer.get_vocab()]
     if not lacking:
         return tokenizer

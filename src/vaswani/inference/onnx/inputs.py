@@ -83,13 +83,13 @@ def checked_positions(positions: torch.Tensor, ids: torch.Tensor) -> torch.Tenso
     """Return positions as int64 [B, T].
 
     Raises:
-        ValueError: a position is negative or has another shape; or positions begin anew inside a row, as of
+        ValueError: a position is negative or has another shape; or positions restart within a row, as in
             packed documents, which exported models do not separate.
     """
     check_position_ids(positions, *ids.shape)
     if positions.diff(dim=-1).lt(0).any():
         raise ValueError(
-            "position_ids begin anew within a row, as of packed documents, which an exported model does not "
+            "position_ids restart within a row, as in packed documents, which an exported model does not "
             "separate; give each document a row."
         )
     return positions.long().expand_as(ids)

@@ -29,7 +29,7 @@ from vaswani.interop.to_onnx import (
 )
 from vaswani.model.configuration_vaswani import VaswaniConfig, VaswaniFamilyConfig
 
-# Settings of `generate` for what an exported model does not have.
+# Settings of `generate` for features that an exported model lacks.
 _WITHOUT_EFFECT = ("cache_implementation", "output_attentions", "output_hidden_states")
 
 

@@ -85,7 +85,7 @@ class OnnxModel(OnnxPreTrainedModel):
 
     @property
     def _pools_last(self) -> bool:
-        """Whether the last token that is no padding decides."""
+        """Whether a text is classified by its last token that is not padding."""
         return "VaswaniDecoderForSequenceClassification" in (self.config.architectures or ())
 
     def get_input_embeddings(self) -> nn.Module:

@@ -187,7 +187,8 @@ class Ensemble(PreTrainedModel, GenerationMixin):
         """Search with the search kernel if it is in use and supports all members, else with the library."""
         ours = VaswaniForConditionalGeneration
         if library_search.__name__ in vars(ours) and all(isinstance(each, ours) for each in self.members):
-            from vaswani.kernels.ensemble_search import search_together  # here: a kernel may be unavailable
+            # Imported here, because a kernel may be unavailable.
+            from vaswani.kernels.ensemble_search import search_together
 
             return search_together(self, library_search, *args, **kwargs)
         return library_search(self, *args, **kwargs)

@@ -66,7 +66,7 @@ def expected_utilities(texts: Sequence[str], log_probs: Sequence[float] | None, 
 
 def _utilities(texts: Sequence[str], metric: str) -> torch.Tensor:
     """Return the metric of each text with each as reference, and 1 with itself: float64 [H, H]."""
-    from vaswani.data.text import ngram_scores  # here: most searches need no sacreBLEU
+    from vaswani.data.text import ngram_scores  # lazy: most searches need no sacreBLEU
 
     count: Callable[[str], ngram_scores.Ngrams] = ngram_scores.character_ngrams
     score: Callable[[ngram_scores.Counts], float] = ngram_scores.chrf_score

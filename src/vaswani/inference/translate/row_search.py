@@ -132,9 +132,9 @@ class RowSearch:
     def _without_banned_phrases(
         self, row: Row, found: list[_DecodedOutput], request: Request
     ) -> list[_DecodedOutput] | None:
-        """Search again until no hypothesis has a banned phrase; return None if that is in vain.
+        """Search again until no hypothesis has a banned phrase; return None if that fails.
 
-        Each search suppresses the tokens that wrote banned phrases in all searches before.
+        Each search suppresses the tokens that wrote banned phrases in all earlier searches.
         """
         options = self.options
         while spellings := self._banned_spellings(found):

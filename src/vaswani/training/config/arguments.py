@@ -218,7 +218,7 @@ class DataArguments(PairsArguments):
         return super().unused() | unused_beside_tokenizer(self.tokenizer)
 
 
-VOCABULARY_FIELDS = ("vocab_size", "tokenizer_rows", "source_tags")  # fields that shape one that is learned
+VOCABULARY_FIELDS = ("vocab_size", "tokenizer_rows", "source_tags")  # fields of a vocabulary to train
 
 
 def unused_beside_tokenizer(tokenizer: str | None) -> dict[str, str]:
@@ -261,7 +261,7 @@ class CardArguments(Section):
     data_license: str | None = option(None, "License of the data.")
 
     def __post_init__(self) -> None:
-        from vaswani.hub.card import check_stated  # here: a bare trainer needs neither card nor YAML
+        from vaswani.hub.card import check_stated  # lazy: a plain trainer needs no card
 
         super().__post_init__()
         check_stated(self.language, self.license)

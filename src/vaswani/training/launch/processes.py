@@ -105,7 +105,7 @@ def _is_requested(plugin: str) -> bool:
 class LongWaits:
     """Waits for all processes that do not end after `ddp_timeout`, while one of them prepares a large corpus.
 
-    All processes create it together; one that does not come is missed after `ddp_timeout`.
+    All processes must create it together; a missing process is reported after `ddp_timeout`.
     """
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class LongWaits:
             self.wait()
 
 
-# ------------------------------------------------------------------------------------------- the meeting
+# -------------------------------------------------------------------------------------------- the start
 
 
 def join_processes(timeout: int, use_cpu: bool) -> dist.Store | None:
@@ -142,8 +142,8 @@ def join_processes(timeout: int, use_cpu: bool) -> dist.Store | None:
         use_cpu: whether they train on CPUs.
 
     Returns:
-        The store at which the processes have met; keep it until the process group has started. None for a
-        single process, or if a launcher has already waited for them.
+        The store through which the processes found each other; keep it until the process group has started.
+        None for a single process, or if a launcher has already waited for them.
 
     Raises:
         RunError: a process is missing.
@@ -171,7 +171,7 @@ def _wait_for_all(rank: int, world_size: int, timeout: int) -> dist.Store:
         world_size,
         is_master=rank == 0,
         timeout=timedelta(seconds=timeout),
-        wait_for_workers=False,  # it would count them, but not name the missing ones
+        wait_for_workers=False,  # its error would not name the missing processes
         multi_tenant=True,  # the process group uses the same store
     )
     names = [f"vaswani/process {number}" for number in range(world_size)]
@@ -204,6 +204,6 @@ def _wait_for_first(address: str, port: int, world_size: int, timeout: int) -> N
 def _missing(ranks: list[int], world_size: int, timeout: int, where: str = "") -> RunError:
     which = f"process{'es' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} of {world_size}"
     return RunError(
-        f"{which} did not start{where} within ddp_timeout={timeout} seconds (they count from 0); see what "
+        f"{which} did not start{where} within ddp_timeout={timeout} seconds (counted from 0); see what "
         "went wrong there, or raise ddp_timeout"
     )

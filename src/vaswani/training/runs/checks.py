@@ -98,7 +98,7 @@ def _check_optim_args(trainer: transformers.Trainer, args: BaseTrainingArguments
         args.optim_args = ",".join(other for other in pairs if other != pair) or None
         try:
             without = _make_optimizer(trainer)
-        except Exception:  # the others need this one
+        except Exception:  # other options need this one
             continue
         if without == made:
             raise UserError(

@@ -180,7 +180,7 @@ def _run(folder: Path, objective: str, given: dict[str, Any], stride: int | None
     run_class = _CausalEvaluation if objective == "causal" else RUNS[objective]
     run = run_class(_config(values, PretrainingConfig))
     config, pretrained = run.config, run.pretrained
-    assert pretrained is not None  # as there is a model
+    assert pretrained is not None  # the configuration names a model
     if "max_length" not in values:
         most = values.get("max_tokens_per_batch", USUAL_LENGTH)
         config.data = replace(config.data, max_length=min(pretrained.longest or USUAL_LENGTH, most))

@@ -49,7 +49,7 @@ def _open_locked(folder: Path) -> int:
             break
         except FileNotFoundError:  # its owner has just removed the folder
             continue
-        except FileExistsError as error:  # the same, between two steps of mkdir
+        except FileExistsError as error:  # the owner removed the folder during mkdir
             if _is_other_than_a_folder(error.filename):
                 raise
         except BlockingIOError:

@@ -126,11 +126,11 @@ class Pretrained:
         """Raise `UserError` for sequences with more tokens than the model has positions."""
         most = self.longest_target if name == "max_target_length" else self.longest
         if most is not None and length > most:
-            is_only_said = most == self.tokenizer.model_max_length
+            is_tokenizer_limit = most == self.tokenizer.model_max_length
             advice = ", or save its tokenizer with a larger model_max_length, if only that limits it"
             raise UserError(
                 f"{name}={length}, but {self.folder} has positions for {most} tokens; set {name} to {most} "
-                f"or less{advice if is_only_said else ''}"
+                f"or less{advice if is_tokenizer_limit else ''}"
             )
 
 

@@ -164,7 +164,7 @@ class CausalLMRun(PretrainingRun):
     def _check_packing(self, shape: PreTrainedConfig) -> None:
         if self.config.task.pack and "sparse" in shape.decoder_attention:
             raise UserError(
-                "sparse attention does not tell packed documents apart; set pack=false, or "
+                "sparse attention does not separate packed documents; set pack=false, or "
                 "decoder_attention=full"
             )
 

@@ -457,7 +457,7 @@ def _warn_of_lost_targets(rows: Dataset | IterableDataset, targets: TextCodec) -
     if lost := targets.texts_changed_by_tokens(texts):
         text, back = map(shortened, lost[0])
         logger.warning(
-            "%d of %d targets do not come back from their tokens: %r becomes %r.",
+            "%d of %d targets change when they are encoded and decoded: %r becomes %r.",
             *(len(lost), len(texts), text, back),
         )
 

@@ -15,7 +15,7 @@ def describe_adapted(model: Any, folder: Path) -> None:
     """Write the configurations and a sample of an adapted model to its folder; nothing for other models."""
     whole = base_model(model)
     if whole is not model:
-        from vaswani.hub.adapters import write_sample  # here: most models have no adapter
+        from vaswani.hub.adapters import write_sample  # lazy: most models have no adapter
 
         write_sample(model, folder)
         whole.config.save_pretrained(folder)

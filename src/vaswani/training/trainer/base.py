@@ -410,7 +410,7 @@ class BaseTrainer(Trainer):
     @cached_property
     def publisher(self) -> Publisher:
         """Writes the card and pushes the model."""
-        from vaswani.training.trainer.publishing import Publisher  # here: most trainings push nothing
+        from vaswani.training.trainer.publishing import Publisher  # lazy: most trainings push nothing
 
         return Publisher(self)
 

@@ -204,8 +204,8 @@ def check_same_data(checkpoint: Path, identity: dict[str, Any]) -> None:
     if data and data != identity:
         changed = sorted(name for name in {*data, *identity} if data.get(name) != identity.get(name))
         raise UserError(
-            f"the data changed since {checkpoint} was saved: {' and '.join(changed)} is not what it was; "
-            "put it back, or train anew in another --output_dir"
+            f"the data changed since {checkpoint} was saved ({', '.join(changed)}); "
+            "restore it, or train anew in another --output_dir"
         )
 
 

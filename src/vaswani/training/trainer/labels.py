@@ -52,9 +52,7 @@ class LabelTask(ABC):
         names = set(cls._iter_labels(labels))
         if len(names) < 2:
             found = f"only {names.pop()!r}" if names else "none"
-            raise UserError(
-                f"there must be two labels or more to tell apart, and train has {found}; see label_field"
-            )
+            raise UserError(f"train must have two labels or more, and it has {found}; see label_field")
         are_numbers = all(name.removeprefix("-").isdecimal() for name in names)
         return sorted(names, key=lambda name: (int(name) if are_numbers else 0, name))
 
@@ -64,18 +62,18 @@ class LabelTask(ABC):
         return (name for row in labels for name in row)
 
     def check_known(
-        self, labels: Iterable[Any], where: str, otherwise: str = "no row of train has; those have"
+        self, labels: Iterable[Any], where: str, relation: str = "no row of train has; those have"
     ) -> None:
         """Raise `UserError` for a label that is not among the names.
 
         Args:
             labels: labels of rows.
             where: where the labels are, for the message.
-            otherwise: text of the message between the unknown label and the known ones.
+            relation: text of the message between the unknown label and the known ones.
         """
         unknown = sorted(set(self._iter_labels(labels)) - self.numbers.keys())
         if unknown:
-            raise UserError(f"{where} has the label {unknown[0]!r}, which {otherwise} {listing(self.names)}")
+            raise UserError(f"{where} has the label {unknown[0]!r}, which {relation} {listing(self.names)}")
 
     @property
     def num_outputs(self) -> int:
@@ -153,8 +151,8 @@ class MultiLabel(LabelTask):
         names = super().names_in(rows)
         if all(len(row) == len(names) for row in rows):
             raise UserError(
-                f"each row of train has all of the labels {', '.join(names)}, so that there is nothing to "
-                "tell apart; give the names of a row's labels, not a 0 or 1 for each label (see label_field)"
+                f"each row of train has all of the labels {', '.join(names)}, so there is nothing to "
+                "learn; give the names of a row's labels, not a 0 or 1 for each label (see label_field)"
             )
         return names
 
@@ -188,7 +186,7 @@ class Regression(LabelTask):
         """Return an empty list: numbers have no names."""
         return []
 
-    def check_known(self, labels: Iterable[float], where: str, otherwise: str = "") -> None:
+    def check_known(self, labels: Iterable[float], where: str, relation: str = "") -> None:
         """Accept any number."""
 
     def target(self, row: Mapping[str, Any]) -> float:

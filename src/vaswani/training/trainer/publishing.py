@@ -1,4 +1,4 @@
-"""Pushes of a training with `push_to_hub`: pushes are complete, and a bad connection stops no training."""
+"""Pushes of a training with `push_to_hub`: each is complete, and a failed one does not stop the training."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def _linked_copy(folder: Path, config: PreTrainedConfig) -> Path:
 def hide_folders(checkpoint: Path) -> None:
     """Reduce absolute paths in a checkpoint's manifest and state to the names of the files and folders."""
     manifest, path = read_manifest(checkpoint), checkpoint / TRAINER_STATE_NAME
-    manifest["files"].pop(TRAINING_ARGS_NAME, None)  # is not pushed: it has paths, and nobody needs it
+    manifest["files"].pop(TRAINING_ARGS_NAME, None)  # not pushed: it holds local paths, and no user needs it
     if path.is_file() and (best := (state := read_object(path)).get("best_model_checkpoint")):
         write_whole(
             path, json.dumps({**state, "best_model_checkpoint": _name_alone(best)}, indent=2).encode()

@@ -105,7 +105,7 @@ def _compared(
         manifest = manifest | _recorded_beside(checkpoint, manifest, current)
     if "settings" not in manifest:
         logger.warning(
-            f"{checkpoint} does not tell the settings that it was trained with, and there is no "
+            f"{checkpoint} does not record the settings that it was trained with, and there is no "
             f"{SETTINGS_FILE} beside it: they are not compared with those that are given."
         )
         return now, now
@@ -136,7 +136,7 @@ def _all(manifest: dict[str, Any]) -> Settings:
 
 def _recorded_beside(checkpoint: Path, manifest: dict[str, Any], current: dict[str, Any]) -> dict[str, Any]:
     """The settings in the run's configuration file, for checkpoints of versions that kept none."""
-    from vaswani.files.run_settings import read_settings  # here: only these checkpoints need YAML
+    from vaswani.files.run_settings import read_settings  # lazy: only old checkpoints need it
 
     settings = read_settings(checkpoint.parent)
     if not settings:
