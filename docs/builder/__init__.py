@@ -1,1 +1,1 @@
-"""What `build_site.py` makes the documentation's site from."""
+"""The parts from which `build_site.py` makes the documentation's site."""

@@ -2,7 +2,11 @@
 
 import vaswani
 
-CONFIGURATIONS = {"VaswaniConfig", "VaswaniEncoderConfig", "VaswaniDecoderConfig"}  # have a page of their own
+CONFIGURATIONS = {
+    "VaswaniConfig",
+    "VaswaniEncoderConfig",
+    "VaswaniDecoderConfig",
+}  # documented on their own page
 GROUPS = {
     "Using models": [
         *("Translator", "Scorer", "Aligner", "Classifier", "QuestionAnswerer"),
@@ -23,7 +27,7 @@ GROUPS = {
 
 
 def api_pages() -> dict[str, str]:
-    """A page for each group of names; the models are those that no other group has."""
+    """Return a page for each group of names; names that are in no group are models."""
     grouped = {name for names in GROUPS.values() for name in names}
     models = [name for name in vaswani.__all__ if name not in grouped | CONFIGURATIONS]
     groups = {**GROUPS, "Models": models}

@@ -41,7 +41,7 @@ accepted as well.
 
 
 def command_pages() -> dict[str, str]:
-    """A page for each command, and an overview."""
+    """Return a page for each command, and an overview."""
     group: Any = typer.main.get_command(app)
     pages = {}
     rows = []
@@ -146,5 +146,5 @@ def _kind_of_run(command: str, chosen_by: str, config_class: type[BaseConfig]) -
 
 
 def bounds_of(field: dataclasses.Field) -> Bounds:
-    """The numbers that a field accepts, also one of transformers' that has another default here."""
+    """Return the numbers that a field accepts, including fields of transformers with another default here."""
     return field.metadata.get("bounds") or INHERITED_BOUNDS.get(field.name, Bounds())

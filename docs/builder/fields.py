@@ -48,7 +48,7 @@ def default_of(field: dataclasses.Field) -> Any:
 
 
 def _meanings(config_class: Any) -> dict[str, str]:
-    """What the docstring says of each field under `Args:`; several fields may share an entry."""
+    """Return the description of each field under `Args:`; several fields may share an entry."""
     arguments = inspect.getdoc(config_class).partition("Args:\n")[2].partition("\n\n")[0]
     entries = re.findall(
         r"^    (\w+(?:,\s+\w+)*): (.*?)(?=^    \w|\Z)", arguments, flags=re.DOTALL | re.MULTILINE

@@ -1,4 +1,4 @@
-"""From the pages on a Git host to those of the site: their links, and the code that they show."""
+"""Convert pages of a Git host to pages of the site: their links, and the code that they show."""
 
 import ast
 import os
@@ -13,7 +13,7 @@ PICTURES = (".png", ".svg", ".webp", ".html")
 
 
 def staged_name(path: Path, root: Path) -> str:
-    """The name of a file of the repository as a page of the site, such as `training.md`."""
+    """Return the name that a file of the repository has as a page of the site, such as `training.md`."""
     name = path.relative_to(root).as_posix()
     if name == "README.md":
         return "index.md"
@@ -24,7 +24,7 @@ def staged_name(path: Path, root: Path) -> str:
 
 
 def with_staged_links(text: str, path: Path, root: Path) -> tuple[str, list[Path]]:
-    """The text of a page with its links as they are in the site, and the files that it links to."""
+    """Return the text of a page with the links of the site, and the files that it links to."""
     here = os.path.dirname(staged_name(path, root))
     linked: list[Path] = []
 
@@ -47,7 +47,7 @@ def with_staged_links(text: str, path: Path, root: Path) -> tuple[str, list[Path
 
 
 def with_code(text: str, path: Path) -> str:
-    """The text of a page with the source of each function or class that a line `Code: [...](...)` names.
+    """Return a page with the source of each function or class that a line `Code: [...](...)` names.
 
     Raises:
         LookupError: a file has no such function or class.
@@ -60,7 +60,7 @@ def with_code(text: str, path: Path) -> str:
 
 
 def source_of(file: Path, name: str) -> str:
-    """The source of a function or class of a file, without its docstring.
+    """Return the source of a function or class of a file, without its docstring.
 
     Args:
         file: a Python file.

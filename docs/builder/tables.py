@@ -9,7 +9,7 @@ from vaswani.bounds import Bounds
 
 
 def table(heading: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table with a row for each option; cells are Markdown."""
+    """Return a table with a row for each option; cells are Markdown."""
     names = list(heading)
     lines = [names, ["---"] * len(names), *rows]
     return "".join("| " + " | ".join(map(_cell, line)) + " |\n" for line in lines)
@@ -20,12 +20,12 @@ def _cell(text: str) -> str:
 
 
 def as_text(words: str) -> str:
-    """Plain words as Markdown that shows them as they are."""
+    """Escape plain words for Markdown."""
     return "".join(f"\\{letter}" if letter in "\\*_<>[]`" else letter for letter in words)
 
 
 def type_name(annotation: Any) -> str:
-    """The name of a type as people say it: `int`, `texts`, `post or pre`; without `None`."""
+    """Return a readable name of a type: `int`, `texts`, `post or pre`; without `None`."""
     if isinstance(annotation, str):
         return annotation
     arguments = [each for each in typing.get_args(annotation) if each is not type(None)]
@@ -45,7 +45,7 @@ def type_name(annotation: Any) -> str:
 
 
 def limits(bounds: Bounds) -> str:
-    """The numbers that an option accepts, as ` ≥ 0, < 1`; empty if all."""
+    """Return the numbers that an option accepts, as ` ≥ 0, < 1`; empty if all."""
     default = Bounds()
     signs = (("≥", "at_least"), (">", "above"), ("<", "below"), ("≤", "at_most"))
     shown = [
@@ -57,7 +57,7 @@ def limits(bounds: Bounds) -> str:
 
 
 def shown_default(value: Any) -> str:
-    """A default as one types it; empty if there is none."""
+    """Return a default as a user would type it; empty if there is none."""
     if isinstance(value, list | tuple):
         return f"`{' '.join(map(str, value))}`" if value else ""
     if isinstance(value, bool):

@@ -143,7 +143,7 @@ def test_translations_into_other_languages_are_cached_apart(teacher: Path, side:
 @pytest.mark.parametrize("kind", ["nllb"], indirect=True)
 def test_limits_are_checked_before_the_teacher_translates(teacher: Path) -> None:
     run = run_of(teacher, targets="teacher", soft_target_weight=0, max_target_length=2)
-    run._teach_targets = None  # type: ignore[assignment, method-assign]
+    run._rows_with_teacher_targets = None  # type: ignore[assignment, method-assign]
     with pytest.raises(UserError, match="max_target_length=2 leaves no room for text beside the 2 special"):
         run.run()
 

@@ -115,7 +115,7 @@ def predict(
 
 
 class _PredictionJob(NamedTuple):
-    """How to read and predict the texts of an input."""
+    """The opened texts of an input, and how to predict them."""
 
     texts: AbstractContextManager[Any]
     model_class: Any  # loads the model

@@ -237,7 +237,7 @@ def _evaluate_labels(request: EvaluationRequest) -> EvaluationOutcome:
     from vaswani.training.trainer.labels import TASKS
 
     task = task_of(request.config)
-    assert task is not None  # as the model is of this kind
+    assert task is not None  # models of kind "labels" have a task
     trained = request.training_settings(task)
     split, rows = request.load_rows(load_labelled, LabelledSpec, trained, task=task)
     labels, where = TASKS[task](names_of(request.config)), f"{split} of {' and '.join(request.files)}"

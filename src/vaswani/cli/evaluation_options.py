@@ -28,7 +28,7 @@ NAMES = {
     "completions": "a causal language model with prompts",
     "denoising": "an encoder-decoder that was pre-trained on texts",
 }
-# The fields of the rows on which each kind is evaluated; `ACCEPTED_BY` has the kinds that take an option.
+# The fields of the rows on which each kind is evaluated. `ACCEPTED_BY` lists the kinds that take an option.
 FIELDS: dict[str, tuple[str, ...]] = {
     "seq2seq": ("source_field", "target_field"),
     "labels": ("text_field", "text_pair_field", "label_field", "label_separator"),

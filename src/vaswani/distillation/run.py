@@ -193,10 +193,10 @@ class DistillationRun(TrainingRun):
         if self.config.training.should_save:  # so that a run killed from here on can be resumed
             self.record_settings()
         if self.options.targets != "references":
-            rows = self._teach_targets(corpus.splits["train"])
+            rows = self._rows_with_teacher_targets(corpus.splits["train"])
             corpus.splits["train"], corpus.reports["train"] = rows, RowReport(kept=len(rows))
 
-    def _teach_targets(self, rows: Dataset) -> Dataset:
+    def _rows_with_teacher_targets(self, rows: Dataset) -> Dataset:
         """The training rows with the teacher's translations, which are cached."""
         translator = self.teachers_translator(self.options.teacher_num_beams)
         sources = fingerprint_rows(rows, ["source"])
@@ -223,7 +223,7 @@ class DistillationRun(TrainingRun):
         _check_positions(splits["train"], readers)
         if options.uses_distributions and options.teacher_top_k is not None:
             collator = Seq2SeqCollator(model.config.pad_token_id, model.config.decoder_start_token_id)
-            logits = self._teach_logits(splits["train"], collator, options.teacher_top_k)
+            logits = self._stored_teacher_logits(splits["train"], collator, options.teacher_top_k)
             parts["train_data_collator"] = TeacherLogitsCollator(collator, logits)
             numbered = splits["train"].add_column("row", np.arange(len(splits["train"])))
             splits = {**splits, "train": numbered}
@@ -231,7 +231,7 @@ class DistillationRun(TrainingRun):
             parts["teacher"] = self.teacher.model
         return super().build_trainer(splits, tokenizers, model, **parts)
 
-    def _teach_logits(self, rows: Dataset, collator: Seq2SeqCollator, top_k: int) -> TeacherLogits:
+    def _stored_teacher_logits(self, rows: Dataset, collator: Seq2SeqCollator, top_k: int) -> TeacherLogits:
         """The teacher's distributions for the training rows, which are cached."""
         conditions: dict[str, Any] = {
             "top_k": top_k,

@@ -78,17 +78,17 @@ class StackObjective(Objective, ABC):
     def loss(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Count = None) -> torch.Tensor:
         """The weighted sum of the losses."""
         losses, weights, logits = {}, self.objectives, outputs.logits
-        taught = self._ask_teachers(self._inputs)
+        teacher_logits = self._teacher_logits(self._inputs)
         if weights.label_weight:
             losses["label"] = self.label_loss(logits, labels, num_items_in_batch)
         if weights.uses_distributions:
-            losses["soft_target"] = self.soft_target_loss(logits, taught, labels, num_items_in_batch)
+            losses["soft_target"] = self.soft_target_loss(logits, teacher_logits, labels, num_items_in_batch)
         if weights.uses_states:
             losses |= self.mixture.state_losses(self._sides())
         return self.mixture.weighted(losses)
 
     @torch.no_grad()
-    def _ask_teachers(self, inputs: dict[str, Any]) -> list[torch.Tensor]:
+    def _teacher_logits(self, inputs: dict[str, Any]) -> list[torch.Tensor]:
         """Return the logits of each teacher; empty if no loss needs a teacher."""
         if not (self.objectives.uses_distributions or self.objectives.uses_states):
             return []
@@ -111,7 +111,7 @@ class StackObjective(Objective, ABC):
 
     def non_finite_cause(self, batches: list[dict[str, Any]]) -> str | None:
         """Return a message if the teacher's outputs, computed again, are not finite; otherwise None."""
-        if all(logits.isfinite().all() for batch in batches for logits in self._ask_teachers(batch)):
+        if all(logits.isfinite().all() for batch in batches for logits in self._teacher_logits(batch)):
             return None
         return "The teacher's outputs are not finite there: give another, or set teacher_dtype=float32"
 
@@ -130,13 +130,13 @@ class StackObjective(Objective, ABC):
         """The divisor of the summed divergences of an update."""
 
     def soft_target_loss(
-        self, logits: torch.Tensor, taught: list[torch.Tensor], labels: torch.Tensor, num_items: Count
+        self, logits: torch.Tensor, teacher_logits: list[torch.Tensor], labels: torch.Tensor, num_items: Count
     ) -> torch.Tensor:
         """T² · divergence of the student's distributions from the mean of the teachers', of logits [N, C]."""
         weights = self.objectives
         return soft_target_loss(
             logits,
-            mean_log_probs(taught, weights.temperature),
+            mean_log_probs(teacher_logits, weights.temperature),
             temperature=weights.temperature,
             divergence=DIVERGENCES[weights.divergence],
             num_tokens=self.divisor(labels, num_items),
@@ -209,12 +209,12 @@ class TaskObjective(StackObjective):
         return self.trainer.task.loss(logits[has_label], labels[has_label], divisor, smoothing)
 
     def soft_target_loss(
-        self, logits: torch.Tensor, taught: list[torch.Tensor], labels: torch.Tensor, num_items: Count
+        self, logits: torch.Tensor, teacher_logits: list[torch.Tensor], labels: torch.Tensor, num_items: Count
     ) -> torch.Tensor:
         """T² · divergence per row, word or label; for regression, the squared error."""
-        task, each = self.trainer.task, [logits, *taught]
+        task, each = self.trainer.task, [logits, *teacher_logits]
         if isinstance(task, Regression):
-            target = torch.stack([one.float() for one in taught]).mean(0)
+            target = torch.stack([one.float() for one in teacher_logits]).mean(0)
             return F.mse_loss(logits.float(), target, reduction="sum") / self.divisor(labels, num_items)
         if isinstance(task, MultiLabel):  # each label is a binary choice
             each = [torch.stack([one, torch.zeros_like(one)], -1).flatten(0, 1) for one in each]

@@ -310,17 +310,17 @@ class CausalLMDistillation(LanguageModelRun, CausalLMRun):
                 f"targets={options.targets} keeps the teacher's texts for every epoch; leave out streaming"
             )
         self.opened_teachers[0].check_length(data.max_length)
-        if options.prompt_tokens >= self._most_tokens:
+        if options.prompt_tokens >= self._max_text_tokens:
             raise UserError(
                 f"prompt_tokens={options.prompt_tokens} leaves nothing to write in max_length="
-                f"{data.max_length} with two special tokens; set it to {self._most_tokens - 1} or less"
+                f"{data.max_length} with two special tokens; set it to {self._max_text_tokens - 1} or less"
             )
         if options.teacher_cache is not None:
             check_writable(Path(options.teacher_cache), "teacher_cache")
 
     @property
-    def _most_tokens(self) -> int:
-        """The most tokens of a text in one sequence, without the two special tokens around it."""
+    def _max_text_tokens(self) -> int:
+        """The maximum tokens of a text in one sequence, without the two special tokens around it."""
         return self.config.data.max_length - 2
 
     def revise(self, corpus: Corpus, tokenizers: Tokenizers) -> None:
@@ -330,19 +330,19 @@ class CausalLMDistillation(LanguageModelRun, CausalLMRun):
             return
         if training.should_save:  # so that a run killed from here on can be resumed
             self.record_settings()
-        author = LanguageModel(
+        teacher = LanguageModel(
             self.teachers[0], self.opened_teachers[0].tokenizer, training.max_tokens_per_batch
         )
         draws = (options.generation_temperature, options.generation_top_p, training.seed)
-        writing = ContinuationSettings(options.prompt_tokens, self._most_tokens, *draws)
+        settings = ContinuationSettings(options.prompt_tokens, self._max_text_tokens, *draws)
         identity = {
             "teacher": self.fingerprints[0],
             "texts": fingerprint_rows(rows, ["text"]),
-            **writing.identity(author),
+            **settings.identity(teacher),
         }
         cache = shared_cache(options.teacher_cache, self.config.output_dir, "texts", identity, len(rows))
         with progress_of_rows(len(rows), "The teacher writes") as progress:
-            store_texts(cache, author, rows["text"], writing, progress=progress.update)
+            store_texts(cache, teacher, rows["text"], settings, progress=progress.update)
         PartialState().wait_for_everyone()
         taught, kept = with_teacher_texts(rows, read_texts(cache), keep_references=options.targets == "both")
         PartialState().print(

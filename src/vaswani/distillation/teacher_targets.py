@@ -89,7 +89,7 @@ def read_targets(cache: OutputCache) -> list[TeacherTarget]:
     return [TeacherTarget(**fields) for fields in cache.read_lines()]
 
 
-class TaughtRows(NamedTuple):
+class TeacherRows(NamedTuple):
     """Rows with the teacher's translations as targets, or with its texts."""
 
     rows: Dataset
@@ -98,7 +98,7 @@ class TaughtRows(NamedTuple):
 
 def with_teacher_targets(
     rows: Dataset, targets: Sequence[TeacherTarget], keep_references: bool
-) -> TaughtRows:
+) -> TeacherRows:
     """Replace the targets of rows by the teacher's translations; keep the reference if one is unusable.
 
     Args:
@@ -119,4 +119,4 @@ def with_teacher_targets(
     )
     if keep_references:
         taught = concatenate_datasets([rows.select_columns(list(TEXT_FEATURES)), taught])
-    return TaughtRows(taught, sum(not target.is_usable for target in targets))
+    return TeacherRows(taught, sum(not target.is_usable for target in targets))

@@ -20,7 +20,7 @@ from vaswani.data.text.sequences import boundary_token_ids
 from vaswani.data.text_codec import TextCodec
 from vaswani.distillation.fingerprints import fingerprint_config, fingerprint_tokenizer
 from vaswani.distillation.output_cache import OutputCache
-from vaswani.distillation.teacher_targets import TaughtRows
+from vaswani.distillation.teacher_targets import TeacherRows
 from vaswani.inference.continuing import Prompt
 from vaswani.inference.generation_options import GenerationOptions
 from vaswani.inference.language_model import GREEDY, Draft, LanguageModel
@@ -137,7 +137,7 @@ def read_texts(cache: OutputCache) -> list[str | None]:
     return list(cache.read_lines())
 
 
-def with_teacher_texts(rows: Dataset, texts: Sequence[str | None], keep_references: bool) -> TaughtRows:
+def with_teacher_texts(rows: Dataset, texts: Sequence[str | None], keep_references: bool) -> TeacherRows:
     """Replace texts by the teacher's; keep the texts that it did not continue.
 
     Args:
@@ -152,4 +152,4 @@ def with_teacher_texts(rows: Dataset, texts: Sequence[str | None], keep_referenc
         pairs = zip(texts, references, strict=True)
         taught = [reference if text is None else text for text, reference in pairs]
     made = Dataset.from_dict({"text": taught}, features=rows.select_columns("text").features)
-    return TaughtRows(made, sum(text is None for text in texts))
+    return TeacherRows(made, sum(text is None for text in texts))

@@ -76,7 +76,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class _Request:
-    """A prompt of a stream.
+    """A requested continuation: a prompt of a stream.
 
     Args:
         number: its number in the stream.
