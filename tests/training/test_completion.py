@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from run_records import assert_same_weights, logged, weights
+from refusals import refusal
+from run_records import weights
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rank_processes import train_in_processes
 from tiny_runs import as_flags
 from toy_labels import POSITIONS, save_toy_decoder, save_toy_encoder, toy_rows, write_jsonl
 from vaswani.cli import run as run_command
@@ -175,30 +175,6 @@ def test_evaluation_in_batches_equals_evaluation_of_single_rows(options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["ours", "library"])
-def test_a_resumed_run_equals_an_uninterrupted_one(toys, options, tmp_path, model):
-    options |= {"model": toys / model, "max_steps": 9, "save_steps": 4}
-    run(options)
-    checkpoint = options["output_dir"] / "checkpoint-4"
-    run(options, output_dir=tmp_path / "resumed", resume_from_checkpoint=checkpoint)
-    assert_same_weights(options["output_dir"], tmp_path / "resumed")
-    assert logged(options["output_dir"], "loss") == logged(tmp_path / "resumed", "loss")
-
-
-@pytest.mark.process
-@pytest.mark.slow
-def test_two_processes_train_and_score_as_one_does(toys, options, tmp_path):
-    options |= {"model": toys / "without dropout", "max_steps": 4}
-    records = []
-    for processes in (1, 2):
-        more = {"output_dir": tmp_path / str(processes), "gradient_accumulation_steps": 3 - processes}
-        train_in_processes(options | more, processes, "finetune")
-        records.append(json.loads((tmp_path / str(processes) / "evaluation.json").read_text())["metrics"])
-    for name, score in records[0].items():
-        assert records[1][name]["value"] == pytest.approx(score["value"], rel=1e-3)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "option",
     [
@@ -245,16 +221,12 @@ def test_long_rows_are_cut_and_counted(options, capsys):
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_invalid_options_give_a_one_line_error(options, capsys, more, message):
-    chosen = {name: value for name, value in {**options, **more}.items() if value is not None}
-    assert run_command(["finetune", *as_flags(chosen)]) == 2
-    told = capsys.readouterr().err.strip().splitlines()[-1]
-    assert re.search(message, told), told
-    assert not Path(options["output_dir"]).exists()
+    assert re.search(message, refusal("finetune", options | more, capsys))
 
 
 def test_an_encoder_cannot_be_trained_on_completions(toys, options, capsys):
-    assert run_command(["finetune", *as_flags({**options, "model": toys / "encoder"})]) == 2
-    assert "expected a decoder such as 'vaswani_decoder'" in capsys.readouterr().err
+    told = refusal("finetune", options | {"model": toys / "encoder"}, capsys)
+    assert "expected a decoder such as 'vaswani_decoder'" in told
 
 
 def test_a_tokenizer_that_ends_its_prompts_is_refused(toys, options, tmp_path, capsys):
@@ -264,8 +236,8 @@ def test_a_tokenizer_that_ends_its_prompts_is_refused(toys, options, tmp_path, c
     labelled = {**options, "task": "classification", "train_file": file, "output_dir": tmp_path / "labels"}
     del labelled["dataset"]
     run(labelled)
-    assert run_command(["finetune", *as_flags({**options, "model": tmp_path / "labels"})]) == 2
-    assert "ends each text with </s>, so that nothing can follow a prompt" in capsys.readouterr().err
+    told = refusal("finetune", options | {"model": tmp_path / "labels"}, capsys)
+    assert "ends each text with </s>, so that nothing can follow a prompt" in told
 
 
 def test_the_help_lists_the_fields(capsys):

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from run_records import assert_same_weights, logged, weights
+from refusals import refusal
+from run_records import assert_same_weights, weights
 from transformers import pipeline
 
-from rank_processes import train_in_processes
 from tiny_runs import as_flags
 from toy_labels import (
     POSITIONS,
@@ -335,25 +335,6 @@ def test_tags_of_long_rows_are_all_scored(toys, options, tmp_path, capsys):
 # ------------------------------------------------------------------------------------------- again, and again
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("task", ["classification", "tagging"])
-def test_a_resumed_run_equals_an_uninterrupted_one(toys, options, tmp_path, task):
-    options = for_task(options, toys, task) | {"max_steps": 9, "save_steps": 4, "max_tokens_per_batch": 700}
-    run(options)
-    resumed = {"output_dir": tmp_path / "resumed"}
-    run(options | resumed, resume_from_checkpoint=options["output_dir"] / "checkpoint-4")
-    assert_same_weights(options["output_dir"], tmp_path / "resumed")
-    assert logged(options["output_dir"], "loss") == logged(tmp_path / "resumed", "loss")
-
-
-@pytest.mark.slow
-def test_the_saved_configuration_repeats_the_run(options, tmp_path):
-    run(options, seed=11)
-    saved = options["output_dir"] / "training_config.yaml"
-    finetune(load_config(saved, ["--output_dir", str(tmp_path / "again")], FinetuningConfig))
-    assert_same_weights(options["output_dir"], tmp_path / "again")
-
-
 def test_resuming_with_changed_rows_is_refused(options, tmp_path):
     run(options, save_steps=3)
     write_jsonl(tmp_path / "other.jsonl", list(toy_rows("classification", 300, seed=9)))
@@ -385,28 +366,6 @@ def test_a_moved_run_keeps_its_best_checkpoint(options, tmp_path):
     state = json.loads((moved / "trainer_state.json").read_text())
     assert Path(state["best_model_checkpoint"]) == moved / f"checkpoint-{best}"
     assert_same_weights(moved, moved / f"checkpoint-{best}")
-
-
-@pytest.mark.exhaustive(after=2)
-@pytest.mark.process
-@pytest.mark.slow
-@pytest.mark.parametrize("task", TASKS)
-def test_two_processes_train_and_score_as_one_does(toys, tmp_path, task):
-    """Rows of the test split that they cannot share evenly."""
-    save_toy_encoder(tmp_path / "encoder", dropout=0.0, attention_dropout=0.0)
-    options = {**QUICK, "task": task, "model": tmp_path / "encoder", "max_steps": 5}
-    options |= {f"{split}_file": toys / task / f"{split}.jsonl" for split in ("train", "validation")}
-    options["test_file"] = write_jsonl(tmp_path / "test.jsonl", list(toy_rows(task, 37, seed=2)))
-    records = []
-    for processes in (1, 2):
-        folder = tmp_path / str(processes)
-        more = {"output_dir": folder, "gradient_accumulation_steps": 3 - processes}
-        train_in_processes(options | more, processes, "finetune")
-        records.append(json.loads((folder / "evaluation.json").read_text()))
-        assert records[-1]["rows"] == 37
-    assert logged(tmp_path / "1", "loss") == pytest.approx(logged(tmp_path / "2", "loss"), rel=1e-4)
-    for name, score in records[0]["metrics"].items():
-        assert records[1]["metrics"][name]["value"] == pytest.approx(score["value"], rel=1e-3)
 
 
 # -------------------------------------------------------------------------------------------- what is refused
@@ -463,17 +422,11 @@ def test_two_processes_train_and_score_as_one_does(toys, tmp_path, task):
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_invalid_options_give_an_error_before_writing_files(options, capsys, more, message):
-    chosen = {name: value for name, value in {**options, **more}.items() if value is not None}
-    assert run_command(["finetune", *as_flags(chosen)]) == 2
-    told = capsys.readouterr().err.strip().splitlines()[-1]
-    assert re.search(message, told), told
-    assert not Path(options["output_dir"]).exists()
+    assert re.search(message, refusal("finetune", options | more, capsys))
 
 
 def test_unsupported_classifier_pooling_gives_an_error(toys, options, capsys):
-    options["model"] = toys / "library"
-    assert run_command(["finetune", *as_flags({**options, "classifier_pooling": "mean"})]) == 2
-    told = capsys.readouterr().err
+    told = refusal("finetune", options | {"model": toys / "library", "classifier_pooling": "mean"}, capsys)
     assert "classifier_pooling=mean is not supported by a model of type 'bert'" in told
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from run_records import assert_same_weights, logged, weights
+from refusals import refusal
+from run_records import logged, weights
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
-from rank_processes import train_in_processes
 from tiny_runs import as_flags
 from toy_labels import POSITIONS, save_toy_decoder, save_toy_encoder, toy_rows, write_jsonl, write_toy_rows
 from vaswani.cli import run as run_command
@@ -161,21 +161,6 @@ def test_from_scratch_a_decoder_has_the_same_shape(toys, options, tmp_path):
     }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["ours", "library"])
-def test_a_resumed_run_equals_an_uninterrupted_one(toys, options, tmp_path, model):
-    options |= {"model": toys / model, "max_steps": 9, "save_steps": 4, "lm_loss_weight": 0.5}
-    run(options)
-    run(
-        options,
-        output_dir=tmp_path / "resumed",
-        resume_from_checkpoint=options["output_dir"] / "checkpoint-4",
-    )
-    assert_same_weights(options["output_dir"], tmp_path / "resumed")
-    for what in ("loss", "lm_loss"):
-        assert logged(options["output_dir"], what)[4:] == logged(tmp_path / "resumed", what)[4:]
-
-
 # ------------------------------------------------------------------- the language-modelling loss of the texts
 
 
@@ -238,18 +223,6 @@ def test_parts_of_any_size_equal_the_whole(toys, options, tmp_path):
         torch.testing.assert_close(parts[name], value, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.process
-@pytest.mark.slow
-def test_two_processes_log_what_one_does(toys, options, tmp_path):
-    options |= {"model": toys / "without dropout", "lm_loss_weight": 0.5, "max_steps": 4}
-    for processes in (1, 2):
-        more = {"output_dir": tmp_path / str(processes), "gradient_accumulation_steps": 3 - processes}
-        train_in_processes(options | more, processes, "finetune")
-    for what in ("loss", "lm_loss"):
-        one, two = (logged(tmp_path / name, what) for name in ("1", "2"))
-        assert one == pytest.approx(two, rel=1e-4)
-
-
 @pytest.mark.slow
 def test_lm_loss_weight_changes_the_weights_and_the_loss_is_logged(options, tmp_path):
     run(options)
@@ -267,13 +240,6 @@ def test_lm_loss_weight_changes_the_weights_and_the_loss_is_logged(options, tmp_
 # -------------------------------------------------------------------------------------------- what is refused
 
 
-def refused(options: dict, capsys, **more: object) -> str:
-    assert run_command(["finetune", *as_flags({**options, **more})]) == 2
-    told = capsys.readouterr().err.strip().splitlines()
-    assert not Path(options["output_dir"]).exists()
-    return told[-1]
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -283,13 +249,13 @@ def refused(options: dict, capsys, **more: object) -> str:
 )
 def test_a_language_loss_needs_the_embedding_as_output_layer(options, tmp_path, capsys, fields, message):
     model = save_toy_decoder(tmp_path / "decoder", **fields)
-    told = refused(options, capsys, model=model, lm_loss_weight=0.5)
+    told = refusal("finetune", options | {"model": model, "lm_loss_weight": 0.5}, capsys)
     assert "lm_loss_weight=0.5 needs a decoder" in told
     assert message in told
 
 
 def test_an_encoder_has_no_language_loss(toys, options, capsys):
-    told = refused(options, capsys, model=toys / "encoder", lm_loss_weight=0.5)
+    told = refusal("finetune", options | {"model": toys / "encoder", "lm_loss_weight": 0.5}, capsys)
     assert "this is no decoder, but a model of type 'vaswani_encoder'; leave it out" in told
 
 
@@ -298,12 +264,12 @@ def test_a_tokenizer_without_an_end_token_is_refused(options, tmp_path, capsys):
     path = model / "tokenizer_config.json"
     settings = json.loads(path.read_text())
     path.write_text(json.dumps({name: value for name, value in settings.items() if name != "eos_token"}))
-    told = refused(options, capsys, model=model)
+    told = refusal("finetune", options | {"model": model}, capsys)
     assert re.search(r"the tokenizer in .* has no token that ends a text; give it an eos_token", told)
 
 
 def test_classifier_pooling_is_refused_for_decoders(options, capsys):
-    told = refused(options, capsys, classifier_pooling="mean")
+    told = refusal("finetune", options | {"classifier_pooling": "mean"}, capsys)
     assert "classifier_pooling=mean is not supported by a model of type 'vaswani_decoder'" in told
 
 

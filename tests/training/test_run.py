@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from refusals import refusal
 from safetensors.torch import load_file
 from tokenizers import normalizers
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -180,15 +181,6 @@ def test_the_long_configurations_train(name, tmp_path, capsys):
     assert "40 of them cut off" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_the_saved_configuration_repeats_the_run_bit_by_bit(tiny_run, tmp_path):
-    run(tiny_run, dropout=0.3, bpe_dropout=0.3, seed=11)
-    saved = Path(tiny_run["output_dir"]) / "training_config.yaml"
-    assert yaml.safe_load(saved.read_text())["seed"] == 11
-    train(load_config(saved, ["--output_dir", str(tmp_path / "again")]))
-    assert torch.equal(weights(tmp_path / "again"), weights(tiny_run["output_dir"]))
-
-
 @pytest.fixture(scope="module")
 def trained_base(dates, tmp_path_factory) -> torch.Tensor:
     folder = tmp_path_factory.mktemp("base")
@@ -348,22 +340,6 @@ def test_test_rows_can_be_limited_or_left_alone(tiny_run, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reads", [{}, {"dataloader_num_workers": 1}, {"streaming": True}], ids=str)
-def test_a_resumed_run_with_bpe_dropout_equals_an_uninterrupted_one(tiny_run, reads):
-    """With more updates than an epoch has, in whose middle it stops."""
-    options = {**tiny_run, "bpe_dropout": 0.3, "max_steps": 12, "save_steps": 5, **reads}
-    run(options)
-    folder = Path(options["output_dir"])
-    assert json.loads((folder / "trainer_state.json").read_text())["epoch"] > (
-        0 if "streaming" in reads else 1
-    )
-    before = weights(folder)
-    (folder / "model.safetensors").unlink()
-    run(options, resume_from_checkpoint=folder / "checkpoint-10")
-    assert torch.equal(weights(folder), before)
-
-
-@pytest.mark.slow
 def test_the_best_model_is_kept_and_training_stops_early(tiny_run):
     """A learning rate that destroys the model: the first evaluation is the best."""
     options = {
@@ -434,12 +410,8 @@ def test_tensorboard_is_written(tiny_run):
         ),
     ],
 )
-def test_invalid_options_raise_an_error_before_writing_files(tiny_run, options, message):
-    chosen = {name: value for name, value in {**tiny_run, **options}.items() if value is not None}
-    with pytest.raises(UserError, match=message) as raised:
-        run(chosen)
-    assert "\n" not in str(raised.value)
-    assert not Path(tiny_run["output_dir"]).exists()
+def test_invalid_options_give_an_error_before_writing_files(tiny_run, capsys, options, message):
+    assert re.search(message, refusal("train", tiny_run | options, capsys))
 
 
 def test_evaluation_without_a_validation_split_is_refused(tiny_run):

@@ -1,0 +1,165 @@
+"""Every kind of run trains the same model when it is repeated, resumed or shared by two processes."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from run_records import assert_same_weights, logged
+
+from rank_processes import train_in_processes
+from tiny_runs import TINY_MODEL, as_flags, write_dates
+from toy_labels import POSITIONS, TASKS, save_toy_decoder, save_toy_encoder, write_toy_rows
+from toy_questions import write_toy_questions
+from toy_texts import write_texts
+from vaswani.cli import run as run_command
+
+
+class Kind(NamedTuple):
+    command: str
+    options: dict[str, Any]  # `model` and `dataset` name folders of `toys`
+    logs: tuple[str, ...] = ("loss",)
+    files: tuple[str, ...] = ()  # written besides the weights
+
+
+COMMON = {"use_cpu": True, "disable_tqdm": True, "logging_steps": 1, "seed": 11}
+
+ENCODER = {**COMMON, "model": "encoder", "dataset": "classification", "max_length": POSITIONS}
+ENCODER |= {"learning_rate": 5e-3, "max_tokens_per_batch": 1500, "max_steps": 9, "save_steps": 4}
+QUESTIONS = {**ENCODER, "task": "question_answering", "dataset": "questions"}
+QUESTIONS |= {"max_length": 24, "doc_stride": 8, "max_question_length": 8}
+DECODER = {**ENCODER, "model": "decoder", "lm_loss_weight": 0.5}
+COMPLETION = {**ENCODER, "model": "decoder", "task": "completion"}
+COMPLETION |= {"prompt_field": "text", "completion_field": "label"}
+FINETUNING = {
+    **{task: Kind("finetune", {**ENCODER, "task": task, "dataset": task}) for task in TASKS},
+    "questions": Kind("finetune", QUESTIONS, files=("predictions.json", "null_odds.json", "config.json")),
+    "decoder": Kind("finetune", DECODER, logs=("loss", "lm_loss")),
+    "completion": Kind("finetune", COMPLETION),
+}
+TINY = {**COMMON, "dropout": 0.3, "learning_rate": 3e-3, "warmup_steps": 4, "max_steps": 10, "save_steps": 7}
+TEXTS = {**TINY, "dataset": "texts", "vocab_size": 420, "max_length": 40}
+TEXTS |= {"max_tokens_per_batch": 200, "gradient_accumulation_steps": 2}
+ONE_STACK = {
+    stack: {name: size for name, size in TINY_MODEL.items() if name == "d_model" or name.startswith(stack)}
+    for stack in ("encoder", "decoder")
+}
+MASKED = {**TEXTS, **ONE_STACK["encoder"], "objective": "masked", "whole_word_masking": True}
+OBJECTIVES = {
+    "masked": MASKED,
+    "pairs": {**MASKED, "next_sentence": True},
+    "causal": {**TEXTS, **ONE_STACK["decoder"], "objective": "causal"},
+    "spans": {**TEXTS, **TINY_MODEL, "objective": "span_denoising"},
+    "gaps": {**TEXTS, **TINY_MODEL, "objective": "gap_sentences", "gap_sentence_strategy": "random"},
+}
+TRANSLATION = {**TINY, **TINY_MODEL, "dataset": "dates", "vocab_size": 300, "max_tokens_per_batch": 1200}
+TRANSLATION |= {"bpe_dropout": 0.3}
+KINDS = {
+    **FINETUNING,
+    **{name: Kind("pretrain", options) for name, options in OBJECTIVES.items()},
+    "translation": Kind("train", TRANSLATION),
+}
+VARIANTS = {
+    f"{name}, {variant}": KINDS[name]._replace(options=KINDS[name].options | option)
+    for variant, option, names in (
+        ("of GPT-2", {"model": "gpt2"}, ("decoder", "completion")),
+        ("streamed", {"streaming": True}, (*OBJECTIVES, "translation")),
+        ("read by a worker", {"dataloader_num_workers": 1}, ("translation",)),
+    )
+    for name in names
+}
+
+
+def cases(names: Iterable[str]) -> list[Any]:
+    """Parameters; those that differ little from another are marked `exhaustive`."""
+    repetitions = ("multi_label", "regression", "pairs", "causal", "gaps")
+    return [
+        pytest.param(name, marks=pytest.mark.exhaustive) if name.startswith(repetitions) else name
+        for name in names
+    ]
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("toys")
+    for task in TASKS:
+        write_toy_rows(folder / task, task, test=37)  # which two processes cannot share evenly
+    write_toy_questions(folder / "questions", unanswerable=0.4)
+    for name in ("texts", "dates"):
+        (folder / name).mkdir()
+    write_texts(folder / "texts", train=30)
+    write_dates(folder / "dates", train_rows=200, validation_rows=4, test_rows=4)
+    save_toy_encoder(folder / "encoder")
+    save_toy_decoder(folder / "decoder")
+    save_toy_decoder(folder / "gpt2", library=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def kind(request: pytest.FixtureRequest, toys: Path) -> Kind:
+    kind = (KINDS | VARIANTS)[request.param]
+    places = {name: toys / kind.options[name] for name in ("model", "dataset") if name in kind.options}
+    return kind._replace(options=kind.options | places)
+
+
+@pytest.fixture(scope="module")
+def whole(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What an uninterrupted run of a kind has left."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert run_command([kind.command, *as_flags(kind.options | {"output_dir": folder})]) == 0
+    epochs = json.loads((folder / "trainer_state.json").read_text())["epoch"]
+    assert epochs > 1 or "streaming" in kind.options  # each epoch has another order and other noise
+    return folder
+
+
+def assert_same_run(kind: Kind, first: Path, second: Path) -> None:
+    assert_same_weights(first, second)
+    for name in kind.logs:
+        assert logged(first, name) == logged(second, name) != []
+    for name in kind.files:
+        assert (first / name).read_bytes() == (second / name).read_bytes(), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", cases(KINDS), indirect=True)
+def test_the_saved_configuration_repeats_the_run(kind, whole, tmp_path):
+    saved = whole / "training_config.yaml"
+    assert f"vaswani {kind.command} --config {saved.name}" in saved.read_text()
+    assert run_command([kind.command, "--config", str(saved), "--output_dir", str(tmp_path)]) == 0
+    assert_same_run(kind, whole, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", cases(KINDS | VARIANTS), indirect=True)
+def test_a_resumed_run_equals_an_uninterrupted_one(kind, whole, tmp_path):
+    checkpoint = whole / f"checkpoint-{kind.options['save_steps']}"
+    resumed = kind.options | {"output_dir": tmp_path, "resume_from_checkpoint": checkpoint}
+    assert run_command([kind.command, *as_flags(resumed)]) == 0
+    assert_same_run(kind, whole, tmp_path)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", cases(FINETUNING), indirect=True)
+def test_two_processes_train_and_score_as_one_does(kind, tmp_path):
+    save_model = save_toy_encoder if kind.options["model"].name == "encoder" else save_toy_decoder
+    model = save_model(tmp_path / "model", dropout=0.0, attention_dropout=0.0)
+    options = kind.options | {"model": model, "max_tokens_per_batch": 300, "max_steps": 5}
+    one, two = tmp_path / "1", tmp_path / "2"
+    for processes, folder in enumerate((one, two), start=1):
+        more = {"output_dir": folder, "gradient_accumulation_steps": 3 - processes}
+        train_in_processes(options | more, processes, kind.command)
+    for name in kind.logs:
+        assert logged(two, name) == pytest.approx(logged(one, name), rel=1e-4)
+    assert scores(two) == pytest.approx(scores(one), rel=1e-3)
+
+
+def scores(folder: Path) -> dict[str, float]:
+    """The metrics of a run; for questions the odds, as answers are chosen by small differences of these."""
+    if (folder / "null_odds.json").exists():
+        return json.loads((folder / "null_odds.json").read_text())
+    evaluation = json.loads((folder / "evaluation.json").read_text())
+    return {"rows": evaluation["rows"]} | {
+        name: metric["value"] for name, metric in evaluation["metrics"].items()
+    }
