@@ -1,11 +1,13 @@
 """Every kind of run trains the same model when it is repeated, resumed or shared by two processes."""
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from refusals import refusal
 from run_records import assert_same_weights, logged
 
 from rank_processes import train_in_processes
@@ -13,6 +15,7 @@ from tiny_runs import TINY_MODEL, as_flags, write_dates
 from toy_labels import POSITIONS, TASKS, save_toy_decoder, save_toy_encoder, write_toy_rows
 from toy_questions import write_toy_questions
 from toy_texts import write_texts
+from toy_translation import save_toy_checkpoint
 from vaswani.cli import run as run_command
 
 
@@ -26,7 +29,7 @@ class Kind(NamedTuple):
 COMMON = {"use_cpu": True, "disable_tqdm": True, "logging_steps": 1, "seed": 11}
 
 ENCODER = {**COMMON, "model": "encoder", "dataset": "classification", "max_length": POSITIONS}
-ENCODER |= {"learning_rate": 5e-3, "max_tokens_per_batch": 1500, "max_steps": 9, "save_steps": 4}
+ENCODER |= {"learning_rate": 5e-3, "max_tokens_per_batch": 1500, "max_steps": 9, "save_steps": 5}
 QUESTIONS = {**ENCODER, "task": "question_answering", "dataset": "questions"}
 QUESTIONS |= {"max_length": 24, "doc_stride": 8, "max_question_length": 8}
 DECODER = {**ENCODER, "model": "decoder", "lm_loss_weight": 0.5}
@@ -134,6 +137,8 @@ def test_the_saved_configuration_repeats_the_run(kind, whole, tmp_path):
 @pytest.mark.parametrize("kind", cases(KINDS | VARIANTS), indirect=True)
 def test_a_resumed_run_equals_an_uninterrupted_one(kind, whole, tmp_path):
     checkpoint = whole / f"checkpoint-{kind.options['save_steps']}"
+    epoch = json.loads((checkpoint / "trainer_state.json").read_text())["epoch"]
+    assert epoch % 1 or "streaming" in kind.options  # some batches of an epoch are left
     resumed = kind.options | {"output_dir": tmp_path, "resume_from_checkpoint": checkpoint}
     assert run_command([kind.command, *as_flags(resumed)]) == 0
     assert_same_run(kind, whole, tmp_path)
@@ -163,3 +168,13 @@ def scores(folder: Path) -> dict[str, float]:
     return {"rows": evaluation["rows"]} | {
         name: metric["value"] for name, metric in evaluation["metrics"].items()
     }
+
+
+@pytest.mark.parametrize("kind", cases(FINETUNING), indirect=True)
+def test_a_translator_is_not_finetuned(kind, tmp_path, capsys):
+    save_toy_checkpoint(tmp_path / "translator")
+    options = kind.options | {"model": tmp_path / "translator", "output_dir": tmp_path / "run"}
+    told = refusal(kind.command, options, capsys)
+    assert re.search(
+        "a model of type 'vaswani', which .* does not load; expected an? (encoder|decoder)", told
+    )

@@ -463,13 +463,3 @@ def test_parts_of_speech_have_no_spans_to_choose_a_model_by(options, tmp_path):
         UserError, match="metric_for_best_model=f1 is not computed; choose one of loss, token"
     ):
         run(options, metric_for_best_model="f1", output_dir=tmp_path / "other")
-
-
-def test_a_translator_is_refused(options, tmp_path):
-    from toy_translation import save_toy_checkpoint
-
-    save_toy_checkpoint(tmp_path / "translator")
-    with pytest.raises(
-        UserError, match=r"a model of type 'vaswani', which .* does not load; expected an encoder"
-    ):
-        run(options, model=tmp_path / "translator")

@@ -18,7 +18,6 @@ from toy_questions import nested, toy_questions, write_toy_questions
 from vaswani.cli import run as run_command
 from vaswani.data.questions.question_rows import FEATURES
 from vaswani.data.questions.windows import WindowCollator, WindowLengths, tokenize_questions
-from vaswani.errors import UserError
 from vaswani.evaluation.answers import evaluate_answers
 from vaswani.inference.answer.answering import QuestionAnswerer
 from vaswani.training.config.config_file import load_config
@@ -375,14 +374,6 @@ def test_duplicate_ids_in_validation_give_an_error(options, tmp_path, capsys, sp
     assert run_command(["finetune", *as_flags({**options, **files})]) == (0 if split == "train" else 2)
     told = "questions 2 and 4 of validation have the same id" in capsys.readouterr().err
     assert told == (split == "validation") != Path(options["output_dir"]).exists()
-
-
-def test_a_translator_is_refused(options, tmp_path):
-    from toy_translation import save_toy_checkpoint
-
-    save_toy_checkpoint(tmp_path / "translator")
-    with pytest.raises(UserError, match=r"a model of type 'vaswani', which .* does not load; expected"):
-        run(options, model=tmp_path / "translator")
 
 
 def test_the_help_lists_the_fields_and_the_scores(capsys):
