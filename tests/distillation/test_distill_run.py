@@ -60,8 +60,9 @@ def test_students_that_summarize_are_compared_by_rouge(options):
 
 @pytest.mark.slow
 def test_a_distillation_leaves_a_student_a_baseline_and_a_report(options, teacher, capsys):
-    comparison = run(options, baseline="true", teacher_top_k=8, retention_metric="chrf")
+    comparison = run(options, baseline="true", teacher_top_k=8, retention_metric="chrf", max_test_rows=7)
     folder = Path(options["output_dir"])
+    assert comparison.rows == json.loads((folder / "evaluation.json").read_text())["rows"] == 7
     student, baseline = (
         AutoModelForSeq2SeqLM.from_pretrained(path) for path in (folder, folder / "baseline")
     )
@@ -206,7 +207,7 @@ def test_ignored_model_options_of_a_student_folder_are_reported(options, teacher
 
 
 @pytest.mark.slow
-def test_a_resumed_baseline_trains_as_many_steps_as_its_student(options):
+def test_a_resumed_baseline_is_trained_and_averaged_as_its_student(options):
     del options["test_file"], options["validation_file"]
     options |= {"baseline": "true", "generation_num_beams": 1, "save_steps": 2, "targets": "references"}
     run(options, max_steps=2)
@@ -214,6 +215,9 @@ def test_a_resumed_baseline_trains_as_many_steps_as_its_student(options):
     folder = Path(options["output_dir"])
     for trained in (folder, folder / "baseline"):
         assert json.loads((trained / "trainer_state.json").read_text())["global_step"] == 4
+    run(options, max_steps=4, average_checkpoints=2, resume_from_checkpoint="true")
+    for trained in (folder, folder / "baseline"):
+        assert (trained / "averaged.json").exists()
     with pytest.raises(UserError, match=r"cannot change temperature=2\.0 "):
         run(options, max_steps=4, resume_from_checkpoint="true", temperature=2)
     moved = folder.parent / "teacher's outputs"

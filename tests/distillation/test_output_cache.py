@@ -17,6 +17,7 @@ from vaswani.distillation.fingerprints import fingerprint_model, fingerprint_row
 from vaswani.distillation.output_cache import MANIFEST, OutputCache
 from vaswani.errors import RunError, UserError
 from vaswani.files.atomic_files import unfinished_path
+from vaswani.inference.translate.ensembling import Ensemble
 
 IDENTITY: dict[str, Any] = {"teacher": "a" * 64, "rows": "b" * 64, "temperature": 2.0}
 
@@ -244,6 +245,15 @@ def test_any_change_of_a_model_changes_its_fingerprint() -> None:
     weights.fc1.bias, weights.fc2.bias = weights.fc2.bias, weights.fc1.bias
     assert len({fingerprint_model(model) for model in models}) == 5
     assert fingerprint_model(models[0]) == fingerprint_model(toy_model())
+
+
+def test_any_change_of_a_member_changes_the_fingerprint_of_an_ensemble() -> None:
+    ensembles = [Ensemble([toy_model(), toy_model()]) for _ in range(3)]
+    ensembles[1].members[1].config.activation_function = "gelu"
+    with torch.no_grad():
+        ensembles[2].members[1].model.decoder.layers[0].fc1.bias[3] += 1e-6
+    assert len({fingerprint_model(ensemble) for ensemble in ensembles}) == 3
+    assert fingerprint_model(ensembles[0]) == fingerprint_model(Ensemble([toy_model(), toy_model()]))
 
 
 # Fingerprints of rows.

@@ -14,6 +14,11 @@ from vaswani.files.run_settings import read_settings
 from vaswani.training.runs.base import BaseRun, owned_output
 
 BASELINE = "baseline"
+# What a resumed distillation may change of its student's weights: how long it trains, and which are kept.
+_DECISIVE = (
+    *("max_steps", "num_train_epochs", "early_stopping_patience"),
+    *("average_checkpoints", "save_strategy", "save_steps"),
+)
 
 
 def training_of_baseline(training: Any) -> Any:
@@ -25,11 +30,11 @@ def training_of_baseline(training: Any) -> Any:
 
 
 def train_unless_done(run: BaseRun) -> None:
-    """Train or resume a baseline unless it is finished and was trained for as long as the student."""
+    """Train or resume a baseline unless it is finished and was trained and saved as the student was."""
     folder = run.config.output_dir
     if (folder / SAFE_WEIGHTS_NAME).is_file():  # training has finished
         before, now = read_settings(folder), run.config.to_dict()
-        if all(before.get(name) == now.get(name) for name in ("max_steps", "num_train_epochs")):
+        if all(before.get(name) == now.get(name) for name in _DECISIVE):
             return
     PartialState().print(f"training the same student without distillation in {folder}", flush=True)
     has_begun = (folder / SETTINGS_FILE).is_file()

@@ -15,6 +15,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani.data.text_codec import Side, TextCodec, marks_languages, text_settings
+from vaswani.inference.translate.ensembling import Ensemble
 
 # Entries of a configuration that do not change a model's outputs. (The dtypes of the weights count instead.)
 NOISE = {
@@ -26,9 +27,12 @@ ROWS_HASHED_AT_ONCE = 10_000
 def fingerprint_model(model: PreTrainedModel) -> str:
     """SHA-256 of a model: its configuration, and the name, dtype, shape and bytes of each weight.
 
-    Neither the folder it was loaded from nor the version of transformers counts. Tied weights count once.
+    Neither the folder it was loaded from nor the version of transformers counts. Tied weights count once. The
+    configuration of an ensemble lacks most fields of its members, so theirs count, too.
     """
     digest = hashlib.sha256(canonical_config(model.config).encode())
+    for member in model.members if isinstance(model, Ensemble) else ():
+        digest.update(canonical_config(member.config).encode())
     seen = set()
     for name, tensor in sorted(model.state_dict().items()):
         place = (tensor.data_ptr(), tensor.shape)

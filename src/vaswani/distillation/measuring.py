@@ -17,11 +17,10 @@ import torch
 from transformers import PreTrainedModel
 
 from vaswani.evaluation.confidence import Estimate
-from vaswani.training.config.training_arguments import LOWER_IS_BETTER as LOWER_METRICS
+from vaswani.training.config.training_arguments import LOWER_IS_BETTER
 
 SPEED_ROWS = 500  # most rows of a timed round
 ROUNDS = 5  # timed, after one of warm-up
-LOWER_IS_BETTER = (*LOWER_METRICS, "bits_per_byte")
 
 Score = tuple[float, np.ndarray]  # score on the rows, and on resamples of them [R], the same for all models
 

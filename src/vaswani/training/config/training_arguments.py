@@ -31,7 +31,7 @@ from vaswani.training.launch.processes import (
 logger = logging.get_logger(__name__)
 
 JSON_FILES = ("accelerator_config", "deepspeed", "fsdp_config")  # fields that may name a JSON file
-LOWER_IS_BETTER = ("mse", "perplexity")  # metrics; the library knows only losses
+LOWER_IS_BETTER = ("mse", "perplexity", "bits_per_byte")  # metrics; the library knows only losses
 REPORTING_PACKAGES = ("tensorboard", "trackio")
 
 
