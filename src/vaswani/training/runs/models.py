@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from accelerate import PartialState
 from huggingface_hub.errors import StrictDataclassError
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -297,10 +298,16 @@ def _fit_to_labels(
         The names of the weights that this call has drawn.
     """
     before, labels = names_of(saved), names_of(model.config)
+    linear = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module.out_features == len(labels)
+    ]
     output = {
-        name: weight
-        for name, weight in model.named_parameters()
-        if name not in new and weight.shape[:1] == (len(labels),) and not is_of_base_model(name, model)
+        f"{name}.{part}": weight
+        for name, module in linear[-1:]  # a hidden layer of the head can be as wide
+        for part, weight in module.named_parameters()
+        if f"{name}.{part}" not in new
     }
     if before == labels or not output:
         return []
