@@ -114,7 +114,7 @@ def test_text_files_of_different_lengths_raise_an_error(tmp_path):
     (tmp_path / "texts").write_text("so good\nbad\nso bad\n")
     (tmp_path / "labels").write_text("pos\nneg\n")
     with pytest.raises(
-        UserError, match=r"texts and .*labels must have .* only one of them has line 3: correct"
+        UserError, match=r"texts and .*labels must have .* only one of them has line 3; correct"
     ):
         train_rows(train_file=[str(tmp_path / "texts"), str(tmp_path / "labels")])
 

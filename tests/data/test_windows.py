@@ -197,8 +197,8 @@ def test_batches_are_padded_on_the_right():
 def test_lengths_without_room_are_refused():
     with pytest.raises(
         UserError,
-        match="max_length=13 has no room for 3 special tokens, max_question_length=6, doc_stride=5 and a "
-        "token more; raise it to 15 or more",
+        match="max_length=13 has no room for 3 special tokens, max_question_length=6, doc_stride=5 and one "
+        "more token; raise it to 15 or more",
     ):
         WindowLengths(13, 5, 6).check(toy_tokenizer())
     WindowLengths(15, 5, 6).check(toy_tokenizer())

@@ -198,7 +198,9 @@ def test_a_corpus_that_changed_is_an_error(tmp_path, split):
     checkpoint = finished_checkpoint(tmp_path, 3, data=DATA)
     check_same_data(checkpoint, DATA)
     for changed in ({**DATA, split: {"files": [{"sha256": "c"}]}}, {k: DATA[k] for k in DATA if k != split}):
-        with pytest.raises(UserError, match=rf"the data changed since .*checkpoint-3 was saved: {split} is"):
+        with pytest.raises(
+            UserError, match=rf"the data changed since .*checkpoint-3 was saved \({split}\); restore it"
+        ):
             check_same_data(checkpoint, changed)
 
 

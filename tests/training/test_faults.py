@@ -221,7 +221,7 @@ def test_resuming_with_an_edited_corpus_is_refused(options, tmp_path, split):
     assert process.exitcode == 2
     line = output_of(options).strip().splitlines()[-1]
     assert line.startswith(
-        f"vaswani: the data changed since {options['output_dir']}/checkpoint-6 was saved: {split} "
+        f"vaswani: the data changed since {options['output_dir']}/checkpoint-6 was saved ({split}); "
     )
     corpus.write_text("\n".join(lines) + "\n")
     moved = corpus.rename(tmp_path / "moved.jsonl")  # the same rows elsewhere are the same

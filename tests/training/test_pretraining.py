@@ -458,7 +458,7 @@ def test_a_decoder_whose_tokenizer_is_not_of_bytes_is_measured_without_them(tiny
             "no effect with tokenizer_kind=char",
         ),
         ("masked", {"d_model": 18, "encoder_attention_heads": 4}, "d_model=18 must be divisible by"),
-        ("causal", {"decoder_attention": ["sparse"]}, "sparse attention does not tell packed documents"),
+        ("causal", {"decoder_attention": ["sparse"]}, "sparse attention does not separate packed documents"),
         ("masked", {"train_file": "nowhere.jsonl"}, "no such file: nowhere.jsonl"),
         ("masked", {"documents": "page"}, "documents: invalid choice: 'page'"),
         ("masked", {"lr_scheduler_type": "linear", "learning_rate": None}, "linear needs a learning_rate"),
