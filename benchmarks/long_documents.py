@@ -514,7 +514,4 @@ def draw(picture: Path, results: dict[tuple[int, str], Result]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        sys.exit(str(error))
+    main()

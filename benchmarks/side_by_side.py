@@ -4,10 +4,12 @@ import argparse
 import json
 import os
 import platform
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import datasets
@@ -21,7 +23,7 @@ from vaswani.data.pair_tokens import tokenize_corpus
 from vaswani.data.sources.corpus import load_corpus
 from vaswani.data.sources.corpus_spec import CorpusSpec
 from vaswani.data.tokenization import train_tokenizer
-from vaswani.errors import UserError
+from vaswani.errors import RunError, UserError
 from vaswani.files.atomic_files import write_json
 from vaswani.training.config.training_arguments import TrainingArguments
 from vaswani.training.trainer.seq2seq import Trainer
@@ -220,7 +222,15 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def quiet() -> None:
-    """Silence all messages, so that only the table is printed."""
+    """Silence all messages, so that only the table is printed, and show the errors of vaswani in one line."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     datasets.disable_progress_bars()
+    sys.excepthook = _show_error
+
+
+def _show_error(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    if isinstance(error, UserError | RunError):
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, traceback)

@@ -193,4 +193,6 @@ def test_the_benchmark_can_be_resumed(benchmark, args, forking_python: ForkingPy
     assert (tmp_path / "long.png").read_bytes().startswith(b"\x89PNG")
     other = forking_python.run([*command, "--layers", 1], tmp_path)
     assert other.returncode == 1
-    assert f"{tmp_path / 'out'} holds trainings with layers=2, not 1; give another --output" in other.stderr
+    message = f"{tmp_path / 'out'} holds trainings with layers=2, not 1; give another --output"
+    assert other.stderr.splitlines()[-1] == f"long_documents.py: {message}"
+    assert "Traceback" not in other.stderr
