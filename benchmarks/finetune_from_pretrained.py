@@ -102,9 +102,9 @@ def main() -> None:
     side_by_side.quiet()
     numbers = write_subsets(args)
     epochs_of = dict(zip(numbers, args.epochs or [None] * len(numbers), strict=True))
-    options = {"model": str(args.model.resolve()), "config": args.config, "quick": args.quick, "flags": more}
+    options = {name: str(getattr(args, name)) for name in ("model", "config", "data", "quick")}
     for labels, epochs in epochs_of.items():
-        side_by_side.check_options(args.output / f"{labels}", {**options, "epochs": epochs})
+        side_by_side.check_options(args.output / f"{labels}", {**options, "epochs": epochs, "flags": more})
     results = {
         (begins, labels): result(args, begins, labels, epochs, more)
         for labels, epochs in epochs_of.items()

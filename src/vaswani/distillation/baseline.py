@@ -17,7 +17,8 @@ BASELINE = "baseline"
 # What a resumed distillation may change of its student's weights: how long it trains, and which are kept.
 _DECISIVE = (
     *("max_steps", "num_train_epochs", "early_stopping_patience"),
-    *("average_checkpoints", "save_strategy", "save_steps"),
+    *("average_checkpoints", "save_strategy", "save_steps", "save_total_limit"),
+    *("eval_strategy", "eval_steps", "eval_delay"),
 )
 
 

@@ -19,7 +19,6 @@ from transformers import (
 )
 
 from vaswani.data.collation import Seq2SeqCollator
-from vaswani.data.evenly_spread import limit_rows
 from vaswani.data.pair_tokens import check_encodes, token_lengths
 from vaswani.data.sources.corpus import Corpus
 from vaswani.data.sources.row_report import RowReport
@@ -190,10 +189,8 @@ class DistillationRun(TrainingRun):
         check_encodes(tokenizers[0], "source", self.config.data.max_source_length)
         check_encodes(tokenizers[1], "target", self.config.data.max_target_length)
         self.test_split = "test" if "test" in corpus.splits else "validation"
-        if (rows := corpus.splits.get(self.test_split)) is not None:
-            is_test = self.test_split == "test"
-            limits = self.config.training.max_test_rows, self.config.data.max_validation_rows
-            self.test_rows = limit_rows(rows, limits[0] if is_test else limits[1])
+        if self.test_split in corpus.splits:
+            self.test_rows = self.limit_evaluated(self.test_split, corpus.splits[self.test_split])
         if self.config.training.should_save:  # so that a run killed from here on can be resumed
             self.record_settings()
         if self.options.targets != "references":

@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from vaswani.errors import RunError, UserError
 
 LARGEST_FILE = 1 << 28  # bytes; ten times the largest tokenizers on the Hub
+
+
+class RepeatedKeyError(ValueError):
+    """A JSON object has a key twice."""
+
+
+def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise RepeatedKeyError(f"an object gives the key {repeated!r} more than once")
+    return value
+
+
+# Parses JSON; raises `RepeatedKeyError` for a repeated key, of which `json.loads` keeps the last value.
+parse_json: Callable[[str], Any] = json.JSONDecoder(object_pairs_hook=_without_repeated_keys).decode
 
 
 def read_object(path: Path, remedy: str = "use another checkpoint") -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Read YAML with plain values only and without duplicate keys."""
 
-import json
 import reprlib
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import yaml
 
 from vaswani.errors import UserError, one_line
+from vaswani.files.json_files import parse_json
 
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict, _SHORT.maxstring = 2, 4, 4, 80
@@ -40,7 +40,7 @@ def read_mapping(path: Path, what: str, remedy: str = "") -> dict[str, Any]:
     advice = f"; {remedy}" if remedy else ""
     try:
         text = path.read_text(encoding="utf-8-sig")
-        values = json.loads(text) if path.suffix == ".json" else load_yaml(text)
+        values = parse_json(text) if path.suffix == ".json" else load_yaml(text)
     except FileNotFoundError:
         raise UserError(f"{what} {path} does not exist") from None
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:

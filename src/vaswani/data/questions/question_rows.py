@@ -23,6 +23,7 @@ from vaswani.data.sources.reading import Row, shown
 from vaswani.data.sources.row_report import RowReport
 from vaswani.data.sources.splits import Source, arrow_table, existing_file, file_identity
 from vaswani.errors import UserError
+from vaswani.files.json_files import RepeatedKeyError, parse_json
 
 FEATURES = Features(
     {
@@ -158,8 +159,8 @@ def squad_articles(path: Path) -> list[Any] | None:
     if not text.lstrip().startswith("{"):
         return None
     try:
-        value = reading.parse_json(text)
-    except reading.RepeatedKeyError as error:
+        value = parse_json(text)
+    except RepeatedKeyError as error:
         raise UserError(f"{path}: {error}; leave one of them") from error
     except (ValueError, RecursionError):
         return None  # JSON Lines, whose lines are read one by one

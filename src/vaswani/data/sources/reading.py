@@ -15,7 +15,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from vaswani.errors import UserError, listing
+from vaswani.files.json_files import RepeatedKeyError, parse_json
 from vaswani.files.line_files import LONGEST_LINE, not_utf8, paragraphs
 
 Row = tuple[Any, ...] | None  # (source, target) or (text,)
@@ -161,23 +161,6 @@ def read_paragraphs(path: Path) -> Iterator[Row]:
     """Yield the documents of a plain text file, separated by blank lines; newlines inside them stay."""
     for document in paragraphs(_lines(path)):
         yield (document,)
-
-
-class RepeatedKeyError(ValueError):
-    """A JSON object has a key twice."""
-
-
-def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise RepeatedKeyError(f"an object gives the key {repeated!r} more than once")
-    return value
-
-
-# Parses JSON; raises `RepeatedKeyError` for a repeated key, of which `json.loads` keeps the last value.
-parse_json: Callable[[str], Any] = json.JSONDecoder(object_pairs_hook=_without_repeated_keys).decode
 
 
 def _json_lines(path: Path) -> Iterator[Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from vaswani.data.sources import conll, reading
 from vaswani.errors import UserError
+from vaswani.files.json_files import parse_json
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def json_records(lines: Iterable[str], name: str) -> Iterator[Record]:
             continue
         place = f"line {number:,} of {name}"
         try:
-            value = reading.parse_json(line)
+            value = parse_json(line)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{place} is not JSON ({error}); correct or remove it") from error
         yield _record(place, value)

@@ -298,6 +298,8 @@ def _fit_to_labels(
         The names of the weights that this call has drawn.
     """
     before, labels = names_of(saved), names_of(model.config)
+    if before == labels:
+        return []
     linear = [
         (name, module)
         for name, module in model.named_modules()
@@ -309,7 +311,7 @@ def _fit_to_labels(
         for part, weight in module.named_parameters()
         if f"{name}.{part}" not in new
     }
-    if before == labels or not output:
+    if not output:
         return []
     if sorted(before) == sorted(labels):
         for weight in output.values():

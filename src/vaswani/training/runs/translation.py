@@ -255,12 +255,17 @@ class TrainingRun(BaseRun):
         if isinstance(tokenized, IterableDataset):
             return tokenized
         if split != "train":
-            most = data.max_validation_rows if split == "validation" else self.config.training.max_test_rows
-            tokenized = limit_rows(tokenized, most)
+            tokenized = self.limit_evaluated(split, tokenized)
         cut = "set truncate=true, which cuts longer sources off at max_source_length"
         lower = "lower max_source_length" if data.truncate or split == "train" else cut
         self.check_budget(split, int(np.add(*token_lengths(tokenized)).max()), lower)
         return tokenized
+
+    def limit_evaluated(self, split: str, rows: Dataset) -> Dataset:
+        """Return at most `max_validation_rows` or `max_test_rows` rows of a split that is evaluated."""
+        is_validation = split == "validation"
+        data, training = self.config.data, self.config.training
+        return limit_rows(rows, data.max_validation_rows if is_validation else training.max_test_rows)
 
     # ------------------------------------------------------------------------------- trainer and evaluation
 
