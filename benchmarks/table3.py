@@ -11,8 +11,7 @@ rate, too, is that of the base.
 Perplexity is per token of our vocabulary, without label smoothing; BLEU is cased, with 4 beams. Differences
 are to the base, with 95 % intervals from the same resamples of the rows and from the spread over seeds. The
 table also has the difference of the nearest row in the paper's table to its base, and whether ours has the
-same sign: `yes`, `no`, or `open` if our interval contains 0. There is no peer, and no row (B), because heads
-are d_model / heads wide.
+same sign: `yes`, `no`, or `open` if our interval contains 0. There is no peer.
 
 Finished models are not trained again, and a stopped training resumes from its checkpoint (its seconds then
 count from there). `--rows` shares the work between processes; unfinished rows are left out.
@@ -36,6 +35,8 @@ VARIATIONS = {
     "heads 1": Variation(both(attention_heads=1), paper=(0.37, -0.9)),
     "heads 2": Variation(both(attention_heads=2), paper=(0.08, -0.3)),  # half of the base: the paper's 4
     "heads 8": Variation(both(attention_heads=8), paper=(-0.01, 0.0)),  # twice the base: its 16
+    "key width 8": Variation({"key_dim": 8}, paper=(0.24, -0.7)),  # a quarter of the base: the paper's 16
+    "key width 16": Variation({"key_dim": 16}, paper=(0.09, -0.4)),  # half of the base: its 32
     "layers 2+2": Variation(both(layers=2), paper=(1.19, -2.1)),
     "layers 6+6": Variation(both(layers=6), paper=(-0.04, -0.3)),
     "width 64": Variation({"d_model": 64}, paper=(0.83, -1.3)),

@@ -22,10 +22,18 @@ any_pattern = st.builds(
 )
 
 
-def states(batch: int, heads: int, length: int, width: int, dtype: torch.dtype = torch.float64):
+def states(
+    batch: int,
+    heads: int,
+    length: int,
+    width: int,
+    dtype: torch.dtype = torch.float64,
+    value_width: int | None = None,
+):
     """Query, key, value [B, H, n, D] as a projection leaves them (the heads behind the tokens in memory)."""
     return tuple(
-        torch.randn(batch, length, heads, width, dtype=dtype).transpose(1, 2).requires_grad_() for _ in "qkv"
+        torch.randn(batch, length, heads, each, dtype=dtype).transpose(1, 2).requires_grad_()
+        for each in (width, width, value_width or width)
     )
 
 

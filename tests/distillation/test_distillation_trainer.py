@@ -405,6 +405,13 @@ def test_relation_heads_divide_both_widths(tmp_path):
         make_trainer(tmp_path, vaswani_model(width=20), objectives=objectives)
 
 
+def test_relation_heads_divide_the_width_of_keys(tmp_path):
+    objectives = {"relation_weight": 1.0, "relation_heads": 4}
+    with pytest.raises(UserError, match="relation_heads=4 does not divide the width 6"):
+        make_trainer(tmp_path, vaswani_model(key_dim=3), objectives=objectives)
+    make_trainer(tmp_path, vaswani_model(key_dim=6), objectives=objectives)
+
+
 def test_a_non_finite_teacher_is_blamed_instead_of_the_learning_rate(tmp_path):
     teacher = teacher_model()
     next(teacher.parameters()).data.fill_(float("nan"))

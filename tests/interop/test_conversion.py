@@ -349,6 +349,22 @@ def test_big_birds_weights_with_our_pattern() -> None:
     assert export(ours, "big_bird").config.attention_type == "block_sparse"
 
 
+ONE_OF_EACH_FORMAT = {format_of(case[0].__name__).name: case for case in reversed(ALL)}
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH_FORMAT)
+def test_narrow_keys_are_exported_with_zeros(name: str) -> None:
+    usual = convert(build(ONE_OF_EACH_FORMAT[name]))
+    usual.config.key_dim = 3
+    ours = randomize(type(usual)(usual.config), scale=0.3).double()
+    theirs = export(ours, name)
+    batch = padded_batch("right")
+    inputs = inputs_for(theirs, batch)
+    masks = [batch["attention_mask"], padded_batch("right", length=9)["attention_mask"]]
+    check_equal(theirs(**inputs), ours(**inputs), masks, TOLERANCE[torch.float64])
+    assert convert(theirs).config.key_dim is None
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -492,6 +508,11 @@ def with_two_biases() -> nn.Module:
             {"sinusoidal_layout": "concatenated", "encoder_attention": "sparse"},
             "marian",
             "encoder_attention='sparse' is not supported",
+        ),
+        (
+            {"sinusoidal_layout": "concatenated", "key_dim": 3, "encoder_attention_heads": 8},
+            "marian",
+            "key_dim=3 is not supported: marian models have key_dim=None",
         ),
         ({}, "bert", "VaswaniForConditionalGeneration has no counterpart among bert models, which have Vas"),
         ({}, "xlnet", "unknown format 'xlnet'; choose one of marian, fsmt, bert"),

@@ -37,6 +37,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "unscaled": {"scale_embedding": False},
     **{name: {"activation_function": name} for name in ("gelu", "silu", "tanh")},
     "narrow heads": {"decoder_attention_heads": 12, "encoder_attention_heads": 1},
+    "narrow keys": {"key_dim": 1},
 }
 SEARCHES: list[dict[str, Any]] = [
     {"num_beams": 1},
@@ -181,9 +182,8 @@ def test_export_and_conversion_back_restore_the_model(fields: dict[str, Any]) ->
     ours = random_model(torch.float32, **fields)
     theirs = exported(ours)
     back: Any = convert(theirs)
-    config, state = equal_weights.with_zero_biases(
-        *equal_weights.with_concatenated_sinusoids(ours.config, ours.state_dict())
-    )
+    usual = equal_weights.with_usual_keys(ours.config, ours.state_dict())
+    config, state = equal_weights.with_zero_biases(*equal_weights.with_concatenated_sinusoids(*usual))
     state.setdefault("lm_head.bias", torch.zeros(config.decoder_vocab_size))
     assert state.keys() == back.state_dict().keys()
     assert all(torch.equal(tensor, state[name]) for name, tensor in back.state_dict().items())

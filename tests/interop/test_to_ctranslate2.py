@@ -65,6 +65,8 @@ FIELDS: list[dict[str, Any]] = [
     {"scale_embedding": False},
     {"tie_word_embeddings": False},
     {"layer_norm_eps": 0.5},
+    {"key_dim": 3},
+    {"key_dim": 8, "attention_bias": False},
     *({"activation_function": name} for name in ACTIVATIONS),
 ]
 TEXTS = ["one two", "three", "seven eight nine ten"]
@@ -213,6 +215,7 @@ def test_a_text_may_have_max_positions(tmp_path):
             {"position_embedding": "learned", "max_position_embeddings": 40},
             "max_positions=9 has no effect on learned positions, of which the model has 40; leave it out",
         ),
+        ({"key_dim": 9}, "key_dim=9 is not supported: in CTranslate2, the keys of the encoder .* values, 8"),
         (
             {"activation_function": "mish"},
             "activation_function='mish' is not supported: CTranslate2 has relu",

@@ -92,6 +92,7 @@ def matrix() -> list[dict[str, Any]]:
         "attention_bias": False,
         "norm_bias": False,
         "tie_word_embeddings": False,
+        "key_dim": 6,
     }
     return [*cases.values()]
 
@@ -205,7 +206,7 @@ def test_outputs_of_one_stack_are_equal(name, fields, tmp_path):
     [
         {"position_embedding": "learned", "norm_order": "pre", "decoder_layers": 2},
         {"position_embedding": "sinusoidal", "norm_order": "post"},
-        {"position_embedding": "none", "norm_order": "pre"},
+        {"position_embedding": "none", "norm_order": "pre", "key_dim": 6},
         {"position_embedding": "learned", "norm_order": "pre", "position_from_mask": False},
     ],
     ids=str,

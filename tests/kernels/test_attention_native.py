@@ -16,7 +16,10 @@ pytestmark = pytest.mark.skipif(
     reason="NO C++ KERNEL: there is no compiler, or the processor is none of ours",
 )
 
-SHAPES = [(3, 2, 1, 5, 16), (2, 4, 7, 40, 32), (5, 3, 17, 16, 64), (2, 2, 33, 3, 32)]  # B, H, T, S, D
+SHAPES = [  # B, H, T, S, Dk, Dv
+    *((3, 2, 1, 5, 16, 16), (2, 4, 7, 40, 32, 32), (5, 3, 17, 16, 64, 64), (2, 2, 33, 3, 32, 32)),
+    *((2, 3, 9, 20, 16, 48), (2, 3, 20, 9, 48, 16)),
+]
 
 
 @pytest.fixture
@@ -33,14 +36,20 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     return found
 
 
-def states(batch: int, heads: int, queries: int, keys: int, width: int) -> list[torch.Tensor]:
+def states(
+    batch: int, heads: int, queries: int, keys: int, width: int, value_width: int | None = None
+) -> list[torch.Tensor]:
     """Query, key, value [B, H, n, D], as layers make them, and the gradient of the output."""
-    of_heads = [torch.randn(batch, n, heads, width, requires_grad=True) for n in (queries, keys, keys)]
-    return [*(each.transpose(1, 2) for each in of_heads), torch.randn(batch, queries, heads, width)]
+    value_width = value_width or width
+    of_heads = [
+        torch.randn(batch, n, heads, each, requires_grad=True)
+        for n, each in ((queries, width), (keys, width), (keys, value_width))
+    ]
+    return [*(each.transpose(1, 2) for each in of_heads), torch.randn(batch, queries, heads, value_width)]
 
 
 def results(attention: Any, inputs: list[torch.Tensor], mask: torch.Tensor | None, **options: Any) -> list:
-    """The output [B, T, H, D] and the gradients."""
+    """The output [B, T, H, Dv] and the gradients."""
     *given, upstream = inputs
     module = SimpleNamespace(is_causal=options.pop("causal", False), training=True)
     torch.manual_seed(0)
@@ -49,7 +58,7 @@ def results(attention: Any, inputs: list[torch.Tensor], mask: torch.Tensor | Non
 
 
 def masks(shape: tuple[int, ...], kind: str) -> torch.Tensor | None:
-    batch, heads, queries, keys, _ = shape
+    batch, heads, queries, keys, *_ = shape
     if kind == "padding":
         mask = torch.rand(batch, 1, 1, keys) < 0.7
         mask[0] = False  # a row that sees nothing

@@ -70,6 +70,12 @@ def test_large_products_give_the_result_of_the_modules() -> None:
     assert_same(model, batch(rows=6), num_beams=4)
 
 
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize("rows", [2, 12])
+def test_keys_may_be_narrower_than_values(rows: int, num_beams: int) -> None:
+    assert_same(model_of(d_model=96, key_dim=16), batch(rows=rows, source=20), num_beams=num_beams)
+
+
 def test_two_vocabularies_and_sources_without_padding_are_supported() -> None:
     model = model_of(decoder_vocab_size=131, share_encoder_decoder_embeddings=False, lm_head_bias=True)
     data = batch(rows=2, source=16)

@@ -36,7 +36,7 @@ def other_values() -> list[tuple[str, Any]]:
                 continue
             choices = (True, False) if isinstance(now, bool) else get_args(kind)
             found += [(name, value) for value in choices if type(value) is type(now) and value != now]
-    return [*found, ("activation_function", "gelu"), ("activation_function", "silu")]
+    return [*found, ("activation_function", "gelu"), ("activation_function", "silu"), ("key_dim", 32)]
 
 
 def generated(model: Any, data: dict[str, torch.Tensor], **options: Any) -> tuple[list, list[float] | None]:

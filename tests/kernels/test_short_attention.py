@@ -7,13 +7,23 @@ from torch import nn
 from tiny import batch, tiny_model
 from vaswani.kernels import attention_native, search, short_attention
 from vaswani.kernels.dropout import draw_kept
-from vaswani.kernels.short_attention import gains_from_short_attention, short_attention_forward
+from vaswani.kernels.short_attention import (
+    gains_from_short_attention,
+    sdpa_attention_forward,
+    short_attention_forward,
+)
 from vaswani.model.attention import eager_attention_forward
 
 
-def states(rows: int = 3, heads: int = 2, queries: int = 5, keys: int = 7, dtype=torch.float64):
+def states(
+    rows: int = 3, heads: int = 2, queries: int = 5, keys: int = 7, dtype=torch.float64, widths=(4, 6)
+):
     """Query, key and value as a layer makes them: heads beside tokens in memory."""
-    shapes = [(rows, length, heads, 4) for length in (queries, keys, keys)]
+    key_width, value_width = widths
+    shapes = [
+        (rows, length, heads, width)
+        for length, width in ((queries, key_width), (keys, key_width), (keys, value_width))
+    ]
     return [torch.randn(shape, dtype=dtype).transpose(1, 2).requires_grad_() for shape in shapes]
 
 
@@ -80,6 +90,18 @@ def test_dropout_equals_the_reference_with_the_same_choice(name: str) -> None:
         torch.autograd.grad(output, inputs, grad), torch.autograd.grad(expected, inputs, grad), strict=True
     ):
         torch.testing.assert_close(mine, reference)
+
+
+@pytest.mark.parametrize("widths", [(4, 6), (6, 4)])
+def test_the_fused_kernel_takes_two_widths(widths: tuple[int, int]) -> None:
+    inputs = states(queries=60, keys=60, widths=widths)
+    assert not gains_from_short_attention(*inputs[:2], None, 0.0)
+    mask, results = masks(queries=60, keys=60)["some"], []
+    for attention in (sdpa_attention_forward, eager_attention_forward):
+        output, _ = attention(module(), *inputs, mask, scaling=0.3)
+        results.append((output, *torch.autograd.grad(output, inputs, torch.ones_like(output).cumsum(1))))
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_short_attention_is_used_only_where_it_is_faster() -> None:

@@ -44,10 +44,16 @@ def with_gradients(attention: Attention, inputs, *arguments, upstream=None) -> l
 
 
 def assert_equal_to_dense(
-    pattern: SparsePattern, length: int, padding: str = "none", width: int = SIZE, tolerance: float = 1e-5
+    pattern: SparsePattern,
+    length: int,
+    padding: str = "none",
+    width: int = SIZE,
+    value_width: int | None = None,
+    tolerance: float = 1e-5,
 ) -> None:
     """Against float64 of the same inputs, in units of the largest."""
-    inputs, mask = states(3, pattern.num_heads, length, width, torch.float32), paddings(length, padding)
+    inputs = states(3, pattern.num_heads, length, width, torch.float32, value_width)
+    mask = paddings(length, padding)
     exact = [each.detach().double().requires_grad_() for each in inputs]
     expected = with_gradients(dense_reference, exact, pattern, mask)
     for ours, reference in zip(
@@ -68,13 +74,14 @@ def test_equal_to_dense_at_any_length_and_padding(length: int, padding: str, cau
     pattern=any_pattern,
     blocks_of=st.sampled_from([SIZE, 2 * SIZE, 5 * SIZE]),
     width=st.sampled_from([SIZE, 3 * SIZE, 4 * SIZE]),
+    value_width=st.sampled_from([None, SIZE, 3 * SIZE]),
     length=st.integers(1, 400),
     padding=st.sampled_from(PADDINGS),
 )
-def test_equal_to_dense_for_any_pattern(
-    pattern: SparsePattern, blocks_of: int, width: int, length: int, padding: str
+def test_equal_to_dense_for_any_pattern_and_widths(
+    pattern: SparsePattern, blocks_of: int, width: int, value_width: int | None, length: int, padding: str
 ) -> None:
-    assert_equal_to_dense(replace(pattern, block_size=blocks_of), length, padding, width)
+    assert_equal_to_dense(replace(pattern, block_size=blocks_of), length, padding, width, value_width)
 
 
 @pytest.mark.exhaustive(after=2)
@@ -89,6 +96,11 @@ def test_long_sequences_with_blocks_of_the_usual_size_equal_dense_attention(
 
 def test_global_tokens_that_fill_no_block_equal_dense_attention() -> None:
     assert_equal_to_dense(SparsePattern(2, SIZE, global_blocks=0, global_tokens=5), 300, "holes")
+
+
+@pytest.mark.parametrize("widths", [(5, SIZE), (SIZE, 5)])
+def test_heads_narrower_than_a_vector_are_padded(widths: tuple[int, int]) -> None:
+    assert_equal_to_dense(SparsePattern(2, SIZE), 100, "right", *widths)
 
 
 def test_contiguous_states_give_bit_identical_results() -> None:

@@ -57,9 +57,10 @@ def test_vocabularies_of_the_same_size_are_shared_only_on_request(shares: bool |
     assert VaswaniConfig.from_dict(saved).share_encoder_decoder_embeddings is bool(shares)
 
 
-def expected_parameters(vocab: int, d: int, ffn: int, layers: int) -> int:
+def expected_parameters(vocab: int, d: int, ffn: int, layers: int, keys: int) -> int:
     """Table 3's column, derived by hand: tied embeddings, N encoder and N decoder layers."""
-    attention, feed_forward, norm = 4 * (d * d + d), 2 * d * ffn + ffn + d, 2 * d
+    queries_and_keys, values_and_outputs = 2 * (d * keys + keys), 2 * (d * d + d)
+    attention, feed_forward, norm = queries_and_keys + values_and_outputs, 2 * d * ffn + ffn + d, 2 * d
     return (
         vocab * d
         + layers * (attention + feed_forward + 2 * norm)
@@ -90,8 +91,33 @@ def test_base_and_big_have_the_papers_parameter_counts(fields: dict[str, Any], m
     with torch.device("meta"):
         model = VaswaniForConditionalGeneration(config)
     count = model.num_parameters()
-    assert count == expected_parameters(37000, config.d_model, config.encoder_ffn_dim, 6)
+    assert count == expected_parameters(37000, config.d_model, config.encoder_ffn_dim, 6, config.d_model)
     assert abs(count / 1e6 - millions) < 0.03 * millions
+
+
+@pytest.mark.parametrize(("key_dim", "millions"), [(16, 7), (32, 5), (64, 0)])
+def test_narrow_keys_save_as_many_parameters_as_in_the_paper(key_dim: int, millions: int) -> None:
+    """Rows B of table 3: 58 and 60 million, where the base has 65."""
+    with torch.device("meta"):
+        base, narrow = (
+            VaswaniForConditionalGeneration(VaswaniConfig(key_dim=each)) for each in (None, key_dim)
+        )
+    assert narrow.num_parameters() == expected_parameters(37000, 512, 2048, 6, 8 * key_dim)
+    assert abs((base.num_parameters() - narrow.num_parameters()) / 1e6 - millions) < 0.5
+
+
+def test_scores_are_divided_by_the_root_of_the_width_of_keys() -> None:
+    """Equation 1: zeros behind the queries and keys of each head change the divisor alone."""
+    narrow, wide, data = tiny_model(key_dim=4), tiny_model(key_dim=16), batch()
+    config, state = narrow.config, narrow.state_dict()
+    for name, tensor in state.items():
+        if name.split(".")[-2] in ("q_proj", "k_proj"):
+            heads = config.encoder_attention_heads if ".encoder." in name else config.decoder_attention_heads
+            of_heads = tensor.unflatten(0, (heads, 4)) * 2**0.5  # together 2 = sqrt(16 / 4)
+            zeros = of_heads.new_zeros(heads, 12, *tensor.shape[1:])
+            state[name] = torch.cat([of_heads, zeros], dim=1).flatten(0, 1)
+    wide.load_state_dict(state)
+    torch.testing.assert_close(wide(**data).logits, narrow(**data).logits)
 
 
 def test_biases_can_be_left_out() -> None:
@@ -164,6 +190,7 @@ configurations = st.fixed_dictionaries(
         "decoder_layers": st.integers(1, 2),
         "encoder_attention_heads": st.sampled_from([1, 3, 6]),
         "decoder_attention_heads": st.sampled_from([2, 4, 8]),
+        "key_dim": st.sampled_from([None, 1, 5, 32]),
         "norm_order": st.sampled_from(["post", "pre"]),
         "position_embedding": st.sampled_from(["sinusoidal", "learned"]),
         "sinusoidal_layout": st.sampled_from(["interleaved", "concatenated"]),

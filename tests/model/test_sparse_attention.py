@@ -34,9 +34,9 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_equal_to_dense(
-    pattern: SparsePattern, length: int, padding: str = "none", tolerance: float = 1e-12
+    pattern: SparsePattern, length: int, padding: str = "none", value_width: int = 8, tolerance: float = 1e-12
 ) -> None:
-    inputs = states(3, pattern.num_heads, length, 8)
+    inputs = states(3, pattern.num_heads, length, 8, value_width=value_width)
     mask = paddings(length, padding)
     expected, actual = (
         attention(*inputs, pattern, mask) for attention in (dense_reference, sparse_attention)
@@ -56,9 +56,12 @@ def test_equal_to_dense_at_any_length_and_padding(length: int, padding: str, cau
     pattern=any_pattern,
     length=st.integers(1, 90),
     padding=st.sampled_from(PADDINGS),
+    value_width=st.sampled_from([3, 8, 12]),
 )
-def test_equal_to_dense_for_any_pattern(pattern: SparsePattern, length: int, padding: str) -> None:
-    assert_equal_to_dense(pattern, length, padding)
+def test_equal_to_dense_for_any_pattern_and_widths(
+    pattern: SparsePattern, length: int, padding: str, value_width: int
+) -> None:
+    assert_equal_to_dense(pattern, length, padding, value_width)
 
 
 @settings(deadline=None, max_examples=60)
@@ -89,7 +92,7 @@ def test_the_last_rows_from_a_cache_are_those_of_the_whole(
     pattern = replace(pattern, causal=True)
     if global_tokens:
         pattern = replace(pattern, global_blocks=0, global_tokens=global_tokens)
-    query, key, value = states(3, pattern.num_heads, past + new, 8)
+    query, key, value = states(3, pattern.num_heads, past + new, 8, value_width=5)
     mask = paddings(past + new, padding)
     expected = dense_reference(query, key, value, pattern, mask)[:, :, past:]
     cached = [nn.functional.pad(each, (0, 0, 0, empty), value=9.0) for each in (key, value)]
@@ -283,9 +286,11 @@ FITTING = {
     [
         (
             {"key": torch.zeros(1, 2, 9, 4)},
-            "must have one shape [B, H, n, D]; got [1, 2, 8, 4], [1, 2, 9, 4], [1, 2, 8, 4]",
+            "query and key must have one shape [B, H, n, Dk], and value [B, H, n, Dv]; got [1, 2, 8, 4], "
+            "[1, 2, 9, 4], [1, 2, 8, 4].",
         ),
-        (dict.fromkeys(("query", "key", "value"), torch.zeros(2, 8, 4)), "[B, H, n, D]; got [2, 8, 4]"),
+        (dict.fromkeys(("query", "key", "value"), torch.zeros(2, 8, 4)), "[B, H, n, Dv]; got [2, 8, 4]"),
+        ({"value": torch.zeros(1, 2, 9, 4)}, "[B, H, n, Dv]; got [1, 2, 8, 4], [1, 2, 8, 4], [1, 2, 9, 4]"),
         (
             {"value": torch.zeros(1, 2, 8, 4, dtype=torch.half)},
             "must have one floating dtype; got torch.float32, torch.float32, torch.float16",

@@ -79,14 +79,14 @@ class LossMixture:
         models = (self.teacher, self.trainer.model)
         for stack in (stack for model in models for stack in stacks(model).values()):
             widths: list[Any] = [module.out_features for module in last_self_attention(stack)]
-            if len(set(widths)) > 1:
+            if widths[0] != widths[1]:
                 raise UserError(
-                    f"relation_weight={weight} needs queries, keys and values of one width, and those of "
-                    f"{type(stack).__name__} have {', '.join(map(str, widths))}; set it to 0"
+                    f"relation_weight={weight} needs queries and keys of one width, and those of "
+                    f"{type(stack).__name__} have {widths[0]} and {widths[1]}; set it to 0"
                 )
-            if widths[0] % heads:
+            if undivided := [width for width in widths if width % heads]:
                 raise UserError(
-                    f"relation_heads={heads} does not divide the width {widths[0]}; give one that does"
+                    f"relation_heads={heads} does not divide the width {undivided[0]}; give one that does"
                 )
 
     @contextmanager

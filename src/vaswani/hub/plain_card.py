@@ -139,6 +139,7 @@ def architecture_table(config: VaswaniFamilyConfig, num_parameters: int) -> str:
         "Width (d_model)": f"{config.d_model:,}",
         "Layers": _size_per_stack(config, "layers"),
         "Attention heads": _size_per_stack(config, "attention_heads"),
+        **({} if config.key_dim is None else {"Width of a head's keys": f"{config.key_dim:,}"}),
         "Feed-forward width": _size_per_stack(config, "ffn_dim"),
         "Activation": config.activation_function,
         "Layer norm": {"post": "after each sublayer (post-norm)", "pre": "before each sublayer (pre-norm)"}[

@@ -175,25 +175,11 @@ def attend(
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     padding_mask, past_length = _read_mask(attention_mask, pattern, query.shape[2], key.shape[2])
     continues = not (isinstance(past_length, int) and past_length == 0)
-    value_width = value.shape[-1]
-    query, key, value = _padded_to_one_width(query, key, value)
     output, weights = sparse_attention_forward(
         *(module, query, key, value, padding_mask, scaling, dropout, past_length),
         output_attentions=wants_weights or (continues and dropout > 0),
     )
-    return output[..., :value_width].contiguous(), weights  # some models call `view` on it
-
-
-def _padded_to_one_width(*states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Pad queries, keys and values [B, H, T or S, D] with zeros, because kernels take one D for all.
-
-    Zeros do not change the scores. The caller cuts the output to the width of the values.
-    """
-    width = max(each.shape[-1] for each in states)
-    return tuple(
-        nn.functional.pad(each, (0, width - each.shape[-1])) if each.shape[-1] < width else each
-        for each in states
-    )
+    return output.contiguous(), weights  # some models call `view` on it
 
 
 def _pattern_of(module: nn.Module) -> SparsePattern | None:

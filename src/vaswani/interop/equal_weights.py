@@ -1,4 +1,4 @@
-"""Rewrite the weights of an encoder-decoder for another configuration that computes the same outputs.
+"""Rewrite the weights of a model for another configuration that computes the same outputs.
 
 Each function takes a configuration and the tensors of its model, and returns another pair. It does not change
 its arguments.
@@ -11,12 +11,40 @@ from copy import deepcopy
 import torch
 
 from vaswani.interop.weights import State
-from vaswani.model.configuration_vaswani import VaswaniConfig
+from vaswani.model.configuration_vaswani import VaswaniConfig, VaswaniFamilyConfig
 
 READS_STREAM = ("embed_tokens", "lm_head", "q_proj", "k_proj", "v_proj", "fc1")  # features are the columns
 WRITES_STREAM = ("out_proj", "fc2")  # features are the rows
 BIAS_FIELDS = ("attention_bias", "attention_output_bias", "ffn_bias", "norm_bias")
 WITHOUT_BIAS = ("embed_tokens", "embed_positions", "lm_head")
+
+
+def with_usual_keys(config: VaswaniFamilyConfig, state: State) -> tuple[VaswaniFamilyConfig, State]:
+    """Give the keys the width of the values, d_model / heads, if they are narrower.
+
+    Zeros are added to the queries and keys of each head, which does not change their products. The queries
+    are multiplied by sqrt(d_v / d_k), because the scores of wider keys are divided by sqrt(d_v). Wider keys
+    are left as they are.
+    """
+    if config.key_dim is None or any(config.key_width(stack) > config.d_model for stack in config.stacks):
+        return config, state
+    usual = deepcopy(config)
+    usual.key_dim = None
+    return usual, {name: _widened(config, name, tensor) for name, tensor in state.items()}
+
+
+def _widened(config: VaswaniFamilyConfig, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a weight or bias of queries or keys with the width of the values; other tensors stay."""
+    places = name.split(".")
+    if places[-2] not in ("q_proj", "k_proj"):
+        return tensor
+    heads = getattr(config, f"{'encoder' if 'encoder' in places else 'decoder'}_attention_heads")
+    of_heads = tensor.unflatten(0, (heads, config.key_dim))
+    value_dim = config.d_model // heads
+    wide = tensor.new_zeros(heads, value_dim, *tensor.shape[1:])
+    factor = (value_dim / config.key_dim) ** 0.5 if places[-2] == "q_proj" else 1.0
+    wide[:, : config.key_dim] = of_heads * factor
+    return wide.flatten(0, 1)
 
 
 def with_concatenated_sinusoids(config: VaswaniConfig, state: State) -> tuple[VaswaniConfig, State]:

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani.data.text_codec import TextCodec
 from vaswani.errors import UserError
+from vaswani.interop.equal_weights import with_usual_keys
 from vaswani.interop.to_onnx import GRAPHS
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 from vaswani.unwritten_padding import unwritten_padding
@@ -73,6 +74,7 @@ def export_to_ctranslate2(
     """
     check_engine(quantization)
     _check_exportable(model, max_positions)
+    model = _with_usual_keys(model)
     spec = SPECIFICATIONS[type(model).__name__](model, max_positions or USUAL_POSITIONS)
     _set_vocabularies(spec, model, tokenizers)
     spec.validate()
@@ -104,6 +106,12 @@ def _check_exportable(model: PreTrainedModel, max_positions: int | None) -> None
             raise UserError(
                 f"{stack}_attention={found!r} is not supported: CTranslate2 has full attention only"
             )
+        if config.key_width(stack) > config.d_model:
+            most = config.d_model // getattr(config, f"{stack}_attention_heads")
+            raise UserError(
+                f"key_dim={config.key_dim} is not supported: in CTranslate2, the keys of the {stack} are no "
+                f"wider than its values, {most}"
+            )
     if config.activation_function not in ACTIVATIONS:
         raise UserError(
             f"activation_function={config.activation_function!r} is not supported: CTranslate2 has "
@@ -114,6 +122,20 @@ def _check_exportable(model: PreTrainedModel, max_positions: int | None) -> None
             f"max_positions={max_positions} has no effect on learned positions, of which the model has "
             f"{config.max_position_embeddings}; leave it out"
         )
+
+
+def _with_usual_keys(model: Any) -> Any:
+    """Return an equal model with keys as wide as its values; the model itself if it has them."""
+    config, state = with_usual_keys(model.config, model.state_dict())
+    if config is model.config:
+        return model
+    with torch.device("meta"):
+        usual = type(model)(config)
+    usual.load_state_dict(state, assign=True)
+    usual.tie_weights()
+    if model.can_generate():
+        usual.generation_config = model.generation_config
+    return usual
 
 
 def _onnx_advice(model: PreTrainedModel) -> str:

@@ -139,16 +139,12 @@ class Graph:
 def _encoder_decoder(model: Any) -> list[Graph]:
     """Return the graphs of an encoder-decoder: the encoder, the first decoding step and the later steps."""
     config = model.config
-    head = config.decoder_attention_heads, config.d_model // config.decoder_attention_heads
-    of_stack = {
-        "decoder": (BATCH, head[0], PAST, head[1]),
-        "encoder": (BATCH, head[0], SOURCE, head[1]),
-    }
+    heads, widths = config.decoder_attention_heads, _head_widths(config)
     past = {
-        f"{layer}.{stack}.{part}": shape
+        f"{layer}.{stack}.{part}": (BATCH, heads, length, width)
         for layer in range(config.decoder_layers)
-        for stack, shape in of_stack.items()
-        for part in ("key", "value")
+        for stack, length in (("decoder", PAST), ("encoder", SOURCE))
+        for part, width in widths.items()
     }
     source = {"encoder_attention_mask": (BATCH, SOURCE)}
     target = {"input_ids": (BATCH, TARGET)}
@@ -172,6 +168,12 @@ def _encoder_decoder(model: Any) -> list[Graph]:
             ["logits", *(f"present.{name}" for name in past if ".decoder." in name)],
         ),
     ]
+
+
+def _head_widths(config: Any) -> dict[str, int]:
+    """Return the widths of the keys and values of a head of the decoder, by their names in a cache."""
+    heads = config.decoder_attention_heads
+    return {"key": config.key_width("decoder") // heads, "value": config.d_model // heads}
 
 
 def _encode(model: Any, inputs: Tensors) -> list[torch.Tensor]:
@@ -242,18 +244,20 @@ def _fields(names: list[str]) -> Callable[[Any, Tensors], list[torch.Tensor]]:
 def _causal(model: Any) -> list[Graph]:
     """Return the graph of a causal language model."""
     config = model.config
-    heads = config.decoder_attention_heads
-    shape = (BATCH, heads, PAST_LENGTH, config.d_model // heads)
-    states = [f"{layer}.{part}" for layer in range(config.decoder_layers) for part in ("key", "value")]
+    past = {
+        f"{layer}.{part}": (BATCH, config.decoder_attention_heads, PAST_LENGTH, width)
+        for layer in range(config.decoder_layers)
+        for part, width in _head_widths(config).items()
+    }
     # With `position_from_mask`, the file counts the tokens that the mask shows; without positions, none.
     counts_all = not config.position_from_mask and config.position_embedding != "none"
     inputs: dict[str, tuple[int | str, ...]] = {
         "input_ids": (BATCH, LENGTH),
         "attention_mask": (BATCH, TOTAL_LENGTH),
         **({"position_ids": (BATCH, LENGTH)} if counts_all else {}),
-        **{f"past_key_values.{name}": shape for name in states},
+        **{f"past_key_values.{name}": shape for name, shape in past.items()},
     }
-    return [Graph(MODEL, _continue, inputs, ["logits", *(f"present.{name}" for name in states)])]
+    return [Graph(MODEL, _continue, inputs, ["logits", *(f"present.{name}" for name in past)])]
 
 
 def _continue(model: Any, inputs: Tensors) -> list[torch.Tensor]:

@@ -5,7 +5,7 @@
 // calls it. The states of one head and row are copied into the core's cache; only the weights, which the backward
 // pass needs, and the output leave it.
 //
-// T queries, S keys, P = S rounded up to whole vectors, D head width, a multiple of WIDTH.
+// T queries, S keys, P = S rounded up to whole vectors. The widths of a head's keys and values are multiples of WIDTH.
 
 #include <omp.h>
 
@@ -71,7 +71,7 @@ void softmax(float* scores, const float* bias, int64_t padded) {
 
 // `attention_native.py` has the same structure.
 struct Call {
-  int64_t batch, heads, queries, keys, width, threads;
+  int64_t batch, heads, queries, keys, key_width, value_width, threads;
   States query, key, value, output, upstream, grad_query, grad_key, grad_value;
   const float* mask;  // added to the scores, or null; its strides in numbers follow
   int64_t mask_batch, mask_head, mask_row, mask_column;
@@ -109,17 +109,19 @@ void vaswani_attention(const Call* call) {
   const int64_t padded = in_whole_vectors(c.keys), area = c.queries * padded;
 #pragma omp parallel num_threads(c.threads)
   {
-    std::vector<float> memory((2 * c.queries + 2 * padded) * c.width + area + padded);
-    float *query = memory.data(), *output = query + c.queries * c.width, *key = output + c.queries * c.width,
-          *value = key + padded * c.width, *dropped = value + padded * c.width, *bias = dropped + area;
+    std::vector<float> memory((c.queries + padded) * (c.key_width + c.value_width) + area + padded);
+    float *query = memory.data(), *output = query + c.queries * c.key_width,
+          *key = output + c.queries * c.value_width, *value = key + padded * c.key_width,
+          *dropped = value + padded * c.value_width, *bias = dropped + area;
 #pragma omp for schedule(static)
     for (int64_t pair = 0; pair < c.batch * c.heads; pair++) {
       const int64_t b = pair / c.heads, h = pair % c.heads;
       float* weights = c.weights + pair * area;
-      copy_rows(c.query.at(b, h), c.query.row, c.queries, c.width, static_cast<float>(c.scaling) * LOG2_E, query);
-      transpose(c.key.at(b, h), c.key.row, c.keys, c.width, padded, key);
-      copy_rows(c.value.at(b, h), c.value.row, c.keys, c.width, 1.0f, value);
-      product<false>(c.queries, padded, c.width, query, key, weights, false);
+      const float factor = static_cast<float>(c.scaling) * LOG2_E;
+      copy_rows(c.query.at(b, h), c.query.row, c.queries, c.key_width, factor, query);
+      transpose(c.key.at(b, h), c.key.row, c.keys, c.key_width, padded, key);
+      copy_rows(c.value.at(b, h), c.value.row, c.keys, c.value_width, 1.0f, value);
+      product<false>(c.queries, padded, c.key_width, query, key, weights, false);
       const float* mask = c.mask ? c.mask + b * c.mask_batch + h * c.mask_head : nullptr;
       for (int64_t t = 0; t < c.queries; t++) {
         if (t == 0 || c.mask_row != 0)  // one row for all queries, if the mask is of padding
@@ -127,8 +129,8 @@ void vaswani_attention(const Call* call) {
         softmax(weights + t * padded, bias, padded);
       }
       if (c.kept) drop(c, pair, weights, dropped);
-      product<false>(c.queries, c.width, padded, c.kept ? dropped : weights, value, output, false);
-      store_rows(output, c.queries, c.width, c.output.at(b, h), c.output.row);
+      product<false>(c.queries, c.value_width, padded, c.kept ? dropped : weights, value, output, false);
+      store_rows(output, c.queries, c.value_width, c.output.at(b, h), c.output.row);
     }
   }
 }
@@ -139,27 +141,28 @@ void vaswani_attention_backward(const Call* call) {
 #pragma omp parallel num_threads(c.threads)
   {
     const int64_t longest = std::max(padded, c.queries);
-    std::vector<float> memory((2 * c.queries + 2 * padded + longest) * c.width + 2 * area);
-    float *query = memory.data(), *upstream = query + c.queries * c.width, *key = upstream + c.queries * c.width,
-          *value = key + padded * c.width, *result = value + padded * c.width,
-          *gradient = result + longest * c.width, *dropped = gradient + area;
+    const int64_t widths = c.key_width + c.value_width, widest = std::max(c.key_width, c.value_width);
+    std::vector<float> memory((c.queries + padded) * widths + longest * widest + 2 * area);
+    float *query = memory.data(), *upstream = query + c.queries * c.key_width,
+          *key = upstream + c.queries * c.value_width, *value = key + padded * c.key_width,
+          *result = value + padded * c.value_width, *gradient = result + longest * widest, *dropped = gradient + area;
 #pragma omp for schedule(static)
     for (int64_t pair = 0; pair < c.batch * c.heads; pair++) {
       const int64_t b = pair / c.heads, h = pair % c.heads;
       const float *weights = c.weights + pair * area, *used = weights;
       const auto scale = static_cast<float>(c.scaling);
-      copy_rows(c.query.at(b, h), c.query.row, c.queries, c.width, scale, query);
-      copy_rows(c.upstream.at(b, h), c.upstream.row, c.queries, c.width, 1.0f, upstream);
-      copy_rows(c.key.at(b, h), c.key.row, c.keys, c.width, scale, key);
-      transpose(c.value.at(b, h), c.value.row, c.keys, c.width, padded, value);
-      product<false>(c.queries, padded, c.width, upstream, value, gradient, false);
+      copy_rows(c.query.at(b, h), c.query.row, c.queries, c.key_width, scale, query);
+      copy_rows(c.upstream.at(b, h), c.upstream.row, c.queries, c.value_width, 1.0f, upstream);
+      copy_rows(c.key.at(b, h), c.key.row, c.keys, c.key_width, scale, key);
+      transpose(c.value.at(b, h), c.value.row, c.keys, c.value_width, padded, value);
+      product<false>(c.queries, padded, c.value_width, upstream, value, gradient, false);
       if (c.kept) {
         drop(c, pair, gradient, gradient);
         drop(c, pair, weights, dropped);
         used = dropped;
       }
-      product<true>(padded, c.width, c.queries, used, upstream, result, false);
-      store_rows(result, c.keys, c.width, c.grad_value.at(b, h), c.grad_value.row);
+      product<true>(padded, c.value_width, c.queries, used, upstream, result, false);
+      store_rows(result, c.keys, c.value_width, c.grad_value.at(b, h), c.grad_value.row);
       for (int64_t t = 0; t < c.queries; t++) {  // softmax's gradient is w (g - Σ w g)
         Vector total = {};
         for (int64_t s = t * padded; s < (t + 1) * padded; s += WIDTH) total += load(weights + s) * load(gradient + s);
@@ -167,10 +170,10 @@ void vaswani_attention_backward(const Call* call) {
         for (int64_t s = t * padded; s < (t + 1) * padded; s += WIDTH)
           store(gradient + s, load(weights + s) * (load(gradient + s) - mean));
       }
-      product<false>(c.queries, c.width, padded, gradient, key, result, false);
-      store_rows(result, c.queries, c.width, c.grad_query.at(b, h), c.grad_query.row);
-      product<true>(padded, c.width, c.queries, gradient, query, result, false);
-      store_rows(result, c.keys, c.width, c.grad_key.at(b, h), c.grad_key.row);
+      product<false>(c.queries, c.key_width, padded, gradient, key, result, false);
+      store_rows(result, c.queries, c.key_width, c.grad_query.at(b, h), c.grad_query.row);
+      product<true>(padded, c.key_width, c.queries, gradient, query, result, false);
+      store_rows(result, c.keys, c.key_width, c.grad_key.at(b, h), c.grad_key.row);
     }
   }
 }

@@ -4,7 +4,7 @@ The C++ code makes one pass over the heads of all rows, instead of batched produ
 the heads: for 15 tokens of 4 heads × 32 numbers it takes half the time of `short_attention`, forward and
 backward.
 
-B batch · T queries · S keys · P = S, rounded up to whole vectors · H heads · D head width
+B batch · T queries · S keys · P = S, rounded up to whole vectors · H heads · Dk, Dv widths of keys and values
 """
 
 import ctypes
@@ -77,14 +77,14 @@ def can_compute(
     attention_mask: torch.Tensor | None,
     dropout: float,
 ) -> bool:
-    """Return whether the library can compute states [B, H, n, D]: short sequences in float32."""
+    """Return whether the library can compute queries, keys and values: short sequences in float32."""
     return (
         short_attention.gains_from_short_attention(query, key, attention_mask, dropout)
         and query.shape[2] * key.shape[2] <= short_attention.MAX_WEIGHTS
         and query.dtype == key.dtype == value.dtype == torch.float32
         and (attention_mask is None or attention_mask.dtype in (torch.bool, torch.float32))
         and (compiled := library()) is not None
-        and query.shape[3] % compiled.vaswani_vector_width() == 0
+        and not any(states.shape[3] % compiled.vaswani_vector_width() for states in (query, value))
     )
 
 
@@ -99,7 +99,7 @@ class _NativeAttention(torch.autograd.Function):
         scaling: float,
         num_dropped_levels: int,
     ) -> torch.Tensor:
-        """Query [B, H, T, D], key and value [B, H, S, D], mask float [B, H, T, S] -> [B, T, H, D]."""
+        """[B, H, T, Dk], [B, H, S, Dk] and [B, H, S, Dv], mask float [B, H, T, S] -> [B, T, H, Dv]."""
         compiled = library()
         assert compiled is not None  # checked by `can_compute`
         vector = compiled.vaswani_vector_width()
@@ -107,7 +107,7 @@ class _NativeAttention(torch.autograd.Function):
         weights = query.new_empty(*shape[:3], -(-shape[3] // vector) * vector)  # [B, H, T, P]
         kept = draw_kept(torch.Size(shape), num_dropped_levels) if num_dropped_levels else None
         ctx.scaling, ctx.kept_scale = scaling, LEVELS / (LEVELS - num_dropped_levels)
-        output = _with_heads_last(query)
+        output = _with_heads_last(query, value.shape[3])
         states = {"query": query, "key": key, "value": value, "output": output}
         _call(compiled.vaswani_attention, ctx, states, mask, weights, kept)
         ctx.save_for_backward(query, key, value, weights, kept)
@@ -116,12 +116,12 @@ class _NativeAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of query, key and value from that of the output, [B, T, H, D]."""
+        """Return the gradients of query, key and value from that of the output, [B, T, H, Dv]."""
         query, key, value, weights, kept = ctx.saved_tensors
         compiled = library()
         assert compiled is not None
         gradients = {
-            f"grad_{name}": _with_heads_last(each)
+            f"grad_{name}": _with_heads_last(each, each.shape[3])
             for name, each in (("query", query), ("key", key), ("value", value))
         }
         states = {"query": query, "key": key, "value": value, "upstream": upstream.transpose(1, 2)}
@@ -129,9 +129,9 @@ class _NativeAttention(torch.autograd.Function):
         return *gradients.values(), None, None, None
 
 
-def _with_heads_last(states: torch.Tensor) -> torch.Tensor:
-    """Return new states [B, H, n, D] with the memory layout [B, n, H, D], which the layers use."""
-    batch, heads, length, width = states.shape
+def _with_heads_last(states: torch.Tensor, width: int) -> torch.Tensor:
+    """Return new states [B, H, n, width] with the memory layout [B, n, H, width], which the layers use."""
+    batch, heads, length, _ = states.shape
     return states.new_empty(batch, length, heads, width).transpose(1, 2)
 
 
@@ -144,9 +144,10 @@ def _call(
     kept: torch.Tensor | None,
 ) -> None:
     """Call a function of the library, which writes its results into some of the `states` [B, H, n, D]."""
-    batch, heads, queries, width = states["query"].shape
+    batch, heads, queries, key_width = states["query"].shape
+    _, _, keys, value_width = states["value"].shape
     call = _Call(
-        *(batch, heads, queries, states["key"].shape[2], width),
+        *(batch, heads, queries, keys, key_width, value_width),
         threads=min(torch.get_num_threads(), batch * heads),
         mask=None if mask is None else mask.data_ptr(),
         kept=None if kept is None else kept.data_ptr(),
@@ -173,7 +174,8 @@ class _States(ctypes.Structure):
 
 class _Call(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("batch", "heads", "queries", "keys", "width", "threads")),
+        *((name, ctypes.c_int64) for name in ("batch", "heads", "queries", "keys")),
+        *((name, ctypes.c_int64) for name in ("key_width", "value_width", "threads")),
         *((name, _States) for name in ("query", "key", "value", "output", "upstream")),
         *((name, _States) for name in ("grad_query", "grad_key", "grad_value")),
         ("mask", ctypes.c_void_p),

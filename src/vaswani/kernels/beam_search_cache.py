@@ -9,7 +9,7 @@ step reads as many bytes as with the usual cache, and moves none.
 All beams start from one prompt, so its nodes are computed and written once per source, for beam 0.
 Greedy search and sampling are searches with one beam, and need no mask.
 
-S sources · K beams · T steps so far · H heads · D head width
+S sources · K beams · T steps so far · H heads · D width of a head's keys or values
 """
 
 from functools import partial
@@ -35,9 +35,11 @@ class BeamSearchLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate space for the first steps, in the dtype and on the device of this prompt [S, H, T, D]."""
-        sources, heads, length, head_dim = key_states.shape
-        shape = (sources, heads, max(32, 2 * length), self.num_beams, head_dim)
-        self.keys, self.values = key_states.new_empty(shape), value_states.new_empty(shape)
+        sources, heads, length, _ = key_states.shape
+        shape = sources, heads, max(32, 2 * length), self.num_beams
+        self.keys, self.values = (
+            states.new_empty(*shape, states.shape[3]) for states in (key_states, value_states)
+        )
         self.is_initialized = True
 
     def update(

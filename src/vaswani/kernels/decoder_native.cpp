@@ -42,13 +42,13 @@ struct Norm {
 struct Layer {
   Norm own_norm, source_norm, inner_norm;
   Weights query, key, value, output, source_query, source_output, inner, outer;
-  float *own_keys, *own_values;           // [R / own_beams, H, capacity, own_beams, D]
-  const float *source_keys, *source_values;  // [R / K, H, D, padded], and [R / K, H, L, D] by the strides
+  float *own_keys, *own_values;           // [R / own_beams, H, capacity, own_beams, Dk or Dv]
+  const float *source_keys, *source_values;  // [R / K, H, Dk, padded], and [R / K, H, L, Dv] by the strides
   int64_t value_strides[3];
 };
 
 struct Step {
-  int64_t rows, own_beams, source_rows, heads, head_dim, width, source_length, padded_length;
+  int64_t rows, own_beams, source_rows, heads, key_dim, value_dim, width, source_length, padded_length;
   int64_t past_length, capacity, norm_first, is_silu, num_layers, num_threads, num_embeddings;
   double scale, scaling;
   const int64_t *tokens, *ancestors;  // [R], and [R, T + 1]: the beam at each step; none for one beam
@@ -245,33 +245,34 @@ void scale(float* x, int64_t width, float factor) {
 
 // Writes keys and values of this step into the tree; each row attends to its ancestors and itself.
 void attend_to_own(const Step& step, const Layer& layer, float* scores) {
-  const int64_t heads = step.heads, width = step.head_dim, beams = step.own_beams, length = step.past_length + 1;
+  const int64_t heads = step.heads, beams = step.own_beams, length = step.past_length + 1;
+  const int64_t key_dim = step.key_dim, value_dim = step.value_dim;
   const float factor = static_cast<float>(step.scaling) * LOG2_E;
 #pragma omp for schedule(static)
   for (int64_t pair = 0; pair < step.rows * heads; pair++) {
     const int64_t row = pair / heads, head = pair % heads;
     const int64_t node = (((row / beams) * heads + head) * step.capacity + step.past_length) * beams + row % beams;
-    std::memcpy(layer.own_keys + node * width, step.key + pair * width, width * sizeof(float));
-    std::memcpy(layer.own_values + node * width, step.value + pair * width, width * sizeof(float));
+    std::memcpy(layer.own_keys + node * key_dim, step.key + pair * key_dim, key_dim * sizeof(float));
+    std::memcpy(layer.own_values + node * value_dim, step.value + pair * value_dim, value_dim * sizeof(float));
   }
 #pragma omp for schedule(static)
   for (int64_t pair = 0; pair < step.rows * heads; pair++) {
     const int64_t row = pair / heads, head = pair % heads;
     const int64_t first = ((row / beams) * heads + head) * step.capacity * beams;
     const int64_t* path = step.ancestors ? step.ancestors + row * length : nullptr;
-    const float* query = step.query + pair * width;
+    const float* query = step.query + pair * key_dim;
     for (int64_t t = 0; t < length; t++) {
-      const float* key = layer.own_keys + (first + t * beams + (path ? path[t] : 0)) * width;
+      const float* key = layer.own_keys + (first + t * beams + (path ? path[t] : 0)) * key_dim;
       Vector total{};
-      for (int64_t i = 0; i < width; i += WIDTH) total += load(query + i) * load(key + i);
+      for (int64_t i = 0; i < key_dim; i += WIDTH) total += load(query + i) * load(key + i);
       scores[t] = sum(total);
     }
     const float total = powers(scores, length, factor, nullptr);
-    float* output = step.attended + pair * width;
-    for (int64_t i = 0; i < width; i += WIDTH) {
+    float* output = step.attended + pair * value_dim;
+    for (int64_t i = 0; i < value_dim; i += WIDTH) {
       Vector sums{};
       for (int64_t t = 0; t < length; t++)
-        sums += scores[t] * load(layer.own_values + (first + t * beams + (path ? path[t] : 0)) * width + i);
+        sums += scores[t] * load(layer.own_values + (first + t * beams + (path ? path[t] : 0)) * value_dim + i);
       store(output + i, sums / total);
     }
   }
@@ -279,23 +280,25 @@ void attend_to_own(const Step& step, const Layer& layer, float* scores) {
 
 // The rows of a source attend to its keys and values.
 void attend_to_source(const Step& step, const Layer& layer, float* scores) {
-  const int64_t heads = step.heads, width = step.head_dim, rows = step.source_rows, padded = step.padded_length;
+  const int64_t heads = step.heads, rows = step.source_rows, padded = step.padded_length;
+  const int64_t key_dim = step.key_dim, value_dim = step.value_dim, query_row = heads * key_dim;
   const float factor = static_cast<float>(step.scaling) * LOG2_E;
 #pragma omp for schedule(static)
   for (int64_t pair = 0; pair < step.rows / rows * heads; pair++) {
     const int64_t source = pair / heads, head = pair % heads;
-    const int64_t place = source * rows * step.width + head * width;
+    const float* query = step.query + source * rows * query_row + head * key_dim;
+    float* attended = step.attended + source * rows * step.width + head * value_dim;
     const float* values = layer.source_values + source * layer.value_strides[0] + head * layer.value_strides[1];
     const float* bias = step.source_bias ? step.source_bias + source * padded : nullptr;
-    small_product(rows, padded, width, step.query + place, step.width, layer.source_keys + pair * width * padded,
-                  padded, scores, padded);
+    small_product(rows, padded, key_dim, query, query_row, layer.source_keys + pair * key_dim * padded, padded,
+                  scores, padded);
     for (int64_t row = 0; row < rows; row++) {
       float* weights = scores + row * padded;
       const float total = powers(weights, step.source_length, factor, bias);
       scale(weights, padded, 1.0f / total);
     }
-    small_product(rows, width, step.source_length, scores, padded, values, layer.value_strides[2],
-                  step.attended + place, step.width);
+    small_product(rows, value_dim, step.source_length, scores, padded, values, layer.value_strides[2], attended,
+                  step.width);
   }
 }
 

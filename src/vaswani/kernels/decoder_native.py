@@ -4,7 +4,8 @@ It computes the same as `DecoderStep`, in float32 on the CPU: a step of a small 
 less time than PyTorch needs to call all its operators. Beams attend only to their own ancestors, which the
 tree of the cache contains.
 
-R rows, K of each source · H heads · D head width · S source length · V tokens in the vocabulary
+R rows, K of each source · H heads · Dk, Dv widths of keys and values · S source length
+V tokens in the vocabulary
 """
 
 from __future__ import annotations
@@ -60,7 +61,11 @@ def can_compute(model: Any) -> bool:
         and not any(
             width % compiled.vaswani_vector_width()
             for layer in layers
-            for width in (layer.self_attn.head_dim, layer.encoder_attn.head_dim, layer.fc1.out_features)
+            for width in (
+                *(attention.key_dim for attention in (layer.self_attn, layer.encoder_attn)),
+                *(attention.value_dim for attention in (layer.self_attn, layer.encoder_attn)),
+                layer.fc1.out_features,
+            )
         )
     )
 
@@ -100,7 +105,8 @@ class NativeStep:
         self._inner_width = max(module.fc1.out_features for module in decoder.layers)
         self._call = _Step(
             heads=model.config.decoder_attention_heads,
-            head_dim=first.self_attn.head_dim,
+            key_dim=first.self_attn.key_dim,
+            value_dim=first.self_attn.value_dim,
             width=model.config.d_model,
             norm_first=first.norm_first,
             is_silu=type(first.activation_fn) is not nn.ReLU,
@@ -200,9 +206,9 @@ class NativeStep:
             bias[:, :source_length].masked_fill_(source_mask.bool(), 0.0)
         call.source_bias = _pointer(bias)
         most = max(capacity, call.source_rows * padded) + WIDEST_VECTOR
-        width = call.width
         room = {
-            **dict.fromkeys(("states", "normed", "query", "key", "value", "attended"), rows * width),
+            **dict.fromkeys(("states", "normed", "value", "attended"), rows * call.width),
+            **dict.fromkeys(("query", "key"), rows * call.heads * call.key_dim),
             "inner": rows * self._inner_width,
             "scores": call.num_threads * most,
         }
@@ -229,7 +235,7 @@ WIDEST_VECTOR = 16  # floats
 
 
 def _lay_out(layer: Any) -> None:
-    """Store keys [sources, H, S, D] by columns, and make the numbers of each value contiguous."""
+    """Store keys [sources, H, S, Dk] by columns, and make the numbers of each value contiguous."""
     keys = layer.keys
     sources, heads, length, width = keys.shape
     padded = _padded(length)
@@ -282,8 +288,11 @@ class _Layer(ctypes.Structure):
 
 class _Step(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("rows", "own_beams", "source_rows", "heads", "head_dim")),
-        *((name, ctypes.c_int64) for name in ("width", "source_length", "padded_length", "past_length")),
+        *((name, ctypes.c_int64) for name in ("rows", "own_beams", "source_rows", "heads", "key_dim")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("value_dim", "width", "source_length", "padded_length", "past_length")
+        ),
         *((name, ctypes.c_int64) for name in ("capacity", "norm_first", "is_silu", "num_layers")),
         *((name, ctypes.c_int64) for name in ("num_threads", "num_embeddings")),
         *((name, ctypes.c_double) for name in ("scale", "scaling")),

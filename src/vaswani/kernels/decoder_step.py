@@ -4,7 +4,8 @@ A step of a small model computes little: most of its time would go into module c
 that never change, and the choice of kernels. Here the weights of all layers are collected once for each
 search, and a step is a plain sequence of the operators that the modules use.
 
-R rows, K of each source · H heads · D head width · S source length · V tokens in the vocabulary
+R rows, K of each source · H heads · Dk, Dv widths of keys and values · S source length
+V tokens in the vocabulary
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def _are_alike(layers: Any) -> bool:
     """Return whether layers differ only in their weights, as a configuration builds them."""
     attentions = [attention for layer in layers for attention in (layer.self_attn, layer.encoder_attn)]
     kinds = {(type(layer.activation_fn), layer.norm_first) for layer in layers}
-    sizes = {(attention.head_dim, attention.scaling) for attention in attentions}
+    sizes = {(attention.key_dim, attention.value_dim, attention.scaling) for attention in attentions}
     weights = (parameter for layer in layers for parameter in layer.activation_fn.parameters())
     return len(kinds) == len(sizes) == 1 and next(weights, None) is None
 
@@ -131,7 +132,8 @@ class DecoderStep:
         self.embed_norm, self.last_norm = _norm(decoder.embed_norm), _norm(decoder.layer_norm)
         self.norm_first = first.norm_first
         self.activation = first.activation_fn
-        self.head_dim, self.scaling = first.self_attn.head_dim, first.self_attn.scaling
+        attention = first.self_attn
+        self.key_dim, self.value_dim, self.scaling = attention.key_dim, attention.value_dim, attention.scaling
         self.has_padding = source_mask is not None and not bool(source_mask.all())
         self.project = product_by(model.get_output_embeddings(), num_rows)
 
@@ -178,7 +180,8 @@ class DecoderStep:
         for index, (own, source, feed_forward) in enumerate(self.layers):
             query, key, value, output = own.products
             x = own.norm(states) if self.norm_first else states
-            keys, values = own_cache[index].update(self._heads(key(x)), self._heads(value(x)))
+            new = _heads(key(x), self.key_dim), _heads(value(x), self.value_dim)
+            keys, values = own_cache[index].update(*new)
             states = self._add(states, output(self._attend(query(x), keys, values, own_mask)), own)
 
             query, output = source.products
@@ -200,26 +203,27 @@ class DecoderStep:
             states = states + self.positions.forward(place, past_length + 1, states.dtype)
         return self.embed_norm(states)
 
-    def _heads(self, states: torch.Tensor) -> torch.Tensor:
-        """[R, 1, d_model] -> [R, H, 1, D]."""
-        return states.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
-
     def _attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
-        """Attend from queries [R, 1, d_model] to keys and values [R/K, H, S, D] -> [R, 1, d_model]."""
+        """[R, 1, H·Dk], [R/K, H, S, Dk] and [R/K, H, S, Dv] -> [R, 1, d_model]."""
         sources, heads = keys.shape[:2]
-        queries = query.view(sources, -1, heads, self.head_dim).transpose(1, 2)  # [R/K, H, K, D]
+        queries = query.view(sources, -1, heads, self.key_dim).transpose(1, 2)  # [R/K, H, K, Dk]
         if gains_from_short_attention(queries, keys, mask, dropout=0.0):
             output = weights_of_seen(queries, keys, mask, self.scaling) @ values
         else:
             output = scaled_dot_product_attention(queries, keys, values, mask, scale=self.scaling)
-        return output.transpose(1, 2).reshape(query.shape)
+        return output.transpose(1, 2).reshape(*query.shape[:2], -1)
 
     def _add(self, states: torch.Tensor, output: torch.Tensor, sublayer: Sublayer) -> torch.Tensor:
         """Return x + Sublayer(LayerNorm(x)), or LayerNorm(x + Sublayer(x)) (section 5.4)."""
         total = states + output
         return total if self.norm_first else sublayer.norm(total)
+
+
+def _heads(states: torch.Tensor, width: int) -> torch.Tensor:
+    """[R, 1, H·width] -> [R, H, 1, width]."""
+    return states.unflatten(2, (-1, width)).transpose(1, 2)
 
 
 def _norm(module: nn.Module) -> Product:

@@ -33,7 +33,7 @@ def hook_in() -> None:
         attention_mask: torch.Tensor | None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
-        """softmax(QKᵀ · scaling + mask) V: [B, H, T, D] and two [B, H, S, D] -> [B, T, H, D], None."""
+        """softmax(QKᵀ · scaling + mask) V of states as in `short_attention_forward`."""
         if not gains_from_float32(query, key):
             return attention(module, query, key, value, attention_mask, **kwargs)
         if attention_mask is not None and attention_mask.dtype != torch.bool:
@@ -47,7 +47,7 @@ def hook_in() -> None:
 
 
 def gains_from_float32(query: torch.Tensor, key: torch.Tensor) -> bool:
-    """Return whether queries [B, H, T, D] and keys [B, H, S, D] in half precision train faster in float32."""
+    """Return whether queries [B, H, T, Dk] and keys [B, H, S, Dk] in half precision gain from float32."""
     return (
         query.dtype in (torch.bfloat16, torch.float16)
         and query.device.type == "cpu"

@@ -72,7 +72,7 @@ def in_groups(attend: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
         groups = groups_of_sequences(query, pattern, padding_mask)
         if groups == [whole_batch(query)]:
             return attend(query, key, value, pattern, padding_mask, *options)
-        output = torch.zeros_like(query)
+        output = torch.zeros_like(value)
         for group in groups:
             states = map(group.states, (query, key, value))
             group.states(output)[...] = attend(*states, pattern, group.mask(padding_mask), *options)

@@ -3,7 +3,7 @@
 The models call `vaswani.model.sparse_attention.attend_by_pattern` directly. Without a model, call
 `vaswani.kernels.registry.hook_in_kernels()` once; otherwise PyTorch's operators compute.
 
-B batch · H heads · n tokens · D head width
+B batch · H heads · n tokens · Dk width of queries and keys · Dv width of values
 """
 
 import torch
@@ -24,14 +24,15 @@ def sparse_attention(
     """Compute self-attention under a pattern.
 
     Args:
-        query, key, value: [B, H, n, D], of one floating dtype.
+        query, key: [B, H, n, Dk], of one floating dtype.
+        value: [B, H, n, Dv], of the same dtype.
         pattern: which tokens see each other; its `num_heads` is H.
         padding_mask: [B, n], 0 or False for hidden keys; None shows all.
-        scaling: 1 / sqrt(D) by default.
+        scaling: 1 / sqrt(Dk) by default.
         dropout: the probability of dropping a weight, less than 1. Draws from PyTorch's global random state.
 
     Returns:
-        [B, H, n, D]. A row that sees nothing is zero, and so are its gradients.
+        [B, H, n, Dv]. A row that sees nothing is zero, and so are its gradients.
 
     Raises:
         ValueError: when shapes or dtypes do not fit each other or the pattern, or for a dropout outside of
@@ -53,9 +54,11 @@ def _check_inputs(
 ) -> None:
     """Raise `ValueError` for arguments that do not fit each other."""
     states = (query, key, value)
-    if query.ndim != 4 or key.shape != query.shape or value.shape != query.shape:
+    if query.ndim != 4 or key.shape != query.shape or value.shape[:-1] != query.shape[:-1]:
         shapes = ", ".join(str(list(each.shape)) for each in states)
-        raise ValueError(f"query, key and value must have one shape [B, H, n, D]; got {shapes}.")
+        raise ValueError(
+            f"query and key must have one shape [B, H, n, Dk], and value [B, H, n, Dv]; got {shapes}."
+        )
     if not query.is_floating_point() or not query.dtype == key.dtype == value.dtype:
         dtypes = ", ".join(str(each.dtype) for each in states)
         raise ValueError(f"query, key and value must have one floating dtype; got {dtypes}.")

@@ -42,11 +42,16 @@ def hook_in() -> None:
 
 
 def attend_on_cuda(
-    fallback: Callable[..., torch.Tensor], query: torch.Tensor, *arguments: Any
+    fallback: Callable[..., torch.Tensor],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *arguments: Any,
 ) -> torch.Tensor:
     """`attend_by_pattern`: by FlexAttention on CUDA if heads are wide enough, else by another kernel."""
-    is_computed = query.is_cuda and query.shape[-1] >= MIN_WIDTH
-    return flex_sparse_attention(query, *arguments) if is_computed else fallback(query, *arguments)
+    is_computed = query.is_cuda and min(query.shape[-1], value.shape[-1]) >= MIN_WIDTH
+    attend = flex_sparse_attention if is_computed else fallback
+    return attend(query, key, value, *arguments)
 
 
 @torch.compiler.disable  # a compiler cannot trace the pattern, and the kernels are compiled anyway

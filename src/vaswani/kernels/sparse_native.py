@@ -17,6 +17,7 @@ import torch
 
 from vaswani.errors import RunError
 from vaswani.kernels.native_library import native_library, why_not_compiled
+from vaswani.kernels.one_width import padded_to_one_width
 from vaswani.kernels.sequence_groups import Group, groups_of_sequences, whole_batch
 from vaswani.model.input_checks import has_values
 from vaswani.model.sparse_attention import attend_by_pattern, block_table, pattern_numbers, pattern_of
@@ -81,8 +82,10 @@ def attend_natively(
     The dropout rate is rounded to the nearest 1/65536. Dropout draws one number from PyTorch's global random
     state.
     """
-    if not can_compute(query, pattern):
+    states, value_width = padded_to_one_width(query, key, value), value.shape[-1]
+    if not can_compute(states[0], pattern):
         return fallback(query, key, value, pattern, padding_mask, scaling, dropout)
+    query, key, value = states
     has_gap = pattern.gap and query.shape[2] > pattern.global_tokens
     if has_gap:  # fill the gap with hidden tokens
         query, key, value = (_with_gap(states, pattern, dim=2) for states in (query, key, value))
@@ -94,7 +97,7 @@ def attend_natively(
     if has_gap:
         end = pattern.global_tokens + pattern.gap
         output = torch.cat([output[:, :, : pattern.global_tokens], output[:, :, end:]], dim=2)
-    return output
+    return output if output.shape[-1] == value_width else output[..., :value_width]
 
 
 def _with_gap(states: torch.Tensor, pattern: SparsePattern, dim: int) -> torch.Tensor:

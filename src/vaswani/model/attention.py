@@ -1,7 +1,8 @@
 # Copyright 2026 The vaswani authors. Licensed under the Apache License, Version 2.0.
 """Multi-head attention (Vaswani et al., 2017, section 3.2.2), dense and sparse.
 
-B batch · S source length · T target length · H heads · D head width · d_model = H·D
+B batch · S source length · T target length · H heads · Dk width of queries and keys · Dv width of values
+(usually the same D) · d_model = H·Dv
 """
 
 from collections.abc import Callable, Mapping
@@ -46,11 +47,11 @@ def eager_attention_forward(
     dropout: float = 0.0,
     **kwargs: Unpack[TransformersKwargs],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """softmax(QKᵀ / sqrt(D)) V (equation 1), the reference for every kernel.
+    """softmax(QKᵀ / sqrt(Dk)) V (equation 1), the reference for every kernel.
 
-    Query [B, H, T, D], key and value [B, H, S, D]; the mask is bool (True: visible) or additive float and
-    broadcasts to [B, H, T, S]; None hides nothing. Returns the output [B, T, H, D] and the weights
-    [B, H, T, S]. A row that sees nothing has weights of zero.
+    Query [B, H, T, Dk], key [B, H, S, Dk] and value [B, H, S, Dv]; the mask is bool (True: visible) or
+    additive float and broadcasts to [B, H, T, S]; None hides nothing. Returns the output [B, T, H, Dv] and
+    the weights [B, H, T, S]. A row that sees nothing has weights of zero.
     """
     precision = torch.promote_types(query.dtype, torch.float32)
     scores = (query @ key.transpose(-2, -1)).to(precision)  # [B, H, T, S]
@@ -91,8 +92,9 @@ def sparse_attention_forward(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute sparse self-attention under `module.pattern`; the reference computes it if weights are wanted.
 
-    Query [B, H, T, D], key and value [B, H, S, D]; the mask is the padding mask [B, all tokens so far];
-    `past_length` tokens precede the queries. Returns the output [B, T, H, D] and the weights or None.
+    Query [B, H, T, Dk], key [B, H, S, Dk] and value [B, H, S, Dv]; the mask is the padding mask [B, all
+    tokens so far]; `past_length` tokens precede the queries. Returns the output [B, T, H, Dv] and the weights
+    or None.
     """
     pattern = _pattern_of_heads(module, query.shape[1])
     if module.config._attn_implementation == "eager" or kwargs.get("output_attentions"):
@@ -130,11 +132,12 @@ class VaswaniAttention(nn.Module):
         self.pattern = pattern
         self.layer_idx = layer_idx
         self.is_causal = is_causal  # read by the kernels when there is no mask
-        self.head_dim = config.d_model // num_heads
-        self.scaling = self.head_dim**-0.5
+        self.value_dim = config.d_model // num_heads
+        self.key_dim = self.value_dim if config.key_dim is None else config.key_dim
+        self.scaling = self.key_dim**-0.5
         self.dropout = config.attention_dropout
-        self.q_proj = Linear(config.d_model, config.d_model, bias=config.attention_bias)
-        self.k_proj = Linear(config.d_model, config.d_model, bias=config.attention_bias)
+        self.q_proj = Linear(config.d_model, num_heads * self.key_dim, bias=config.attention_bias)
+        self.k_proj = Linear(config.d_model, num_heads * self.key_dim, bias=config.attention_bias)
         self.v_proj = Linear(config.d_model, config.d_model, bias=config.attention_bias)
         self.out_proj = Linear(config.d_model, config.d_model, bias=config.attention_output_bias)
 
@@ -150,7 +153,7 @@ class VaswaniAttention(nn.Module):
         rows, length = hidden_states.shape[:2]
         past_length = self._past_length(past_key_values)
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
-        query = self.q_proj(hidden_states).view(key.shape[0], -1, key.shape[1], self.head_dim).transpose(1, 2)
+        query = self.q_proj(hidden_states).view(key.shape[0], -1, key.shape[1], self.key_dim).transpose(1, 2)
 
         attention: Callable = sparse_attention_forward
         if self.pattern is None:
@@ -194,7 +197,7 @@ class VaswaniAttention(nn.Module):
         key_value_states: torch.Tensor | None,
         past_key_values: Cache | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values [B, H, S, D] and update the cache; a source's are computed once."""
+        """Return keys [B, H, S, Dk] and values [B, H, S, Dv] and update the cache; a source's come once."""
         is_cross_attention = key_value_states is not None
         cache = past_key_values
         if isinstance(past_key_values, EncoderDecoderCache):
@@ -207,7 +210,7 @@ class VaswaniAttention(nn.Module):
                 cache = past_key_values.self_attention_cache
 
         states = key_value_states if is_cross_attention else hidden_states
-        heads = (*states.shape[:-1], -1, self.head_dim)
-        key = self.k_proj(states).view(heads).transpose(1, 2)
-        value = self.v_proj(states).view(heads).transpose(1, 2)
+        shape = states.shape[:-1]
+        key = self.k_proj(states).view(*shape, -1, self.key_dim).transpose(1, 2)
+        value = self.v_proj(states).view(*shape, -1, self.value_dim).transpose(1, 2)
         return (key, value) if cache is None else cache.update(key, value, self.layer_idx)

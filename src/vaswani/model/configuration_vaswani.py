@@ -28,6 +28,7 @@ SIZES = {  # minimum and maximum
     **dict.fromkeys(("sparse_window_blocks", "sparse_global_blocks"), (0, MAX_SPARSE_BLOCKS)),
     "sparse_random_blocks": (0, MAX_SPARSE_BLOCKS),
     "sparse_block_size": (0, 2**16),
+    "key_dim": (1, LARGEST_SIZE),
 }
 RATES = ("dropout", "attention_dropout", "activation_dropout", "word_dropout", "classifier_dropout")
 LARGEST_NUMBERS = {"layer_norm_eps": 1.0, "initializer_range": 10.0}
@@ -62,6 +63,8 @@ class VaswaniFamilyConfig(AnyKernelReturnsAttentions, PreTrainedConfig):
     Args:
         encoder_layers, decoder_layers: number of layers N of each stack (section 3.1).
         encoder_attention_heads, decoder_attention_heads: heads h (section 3.2.2); they must divide `d_model`.
+        key_dim: width d_k of the queries and keys of each head; `None` for d_model / h, the width d_v of its
+            values (section 3.2.2; rows B of table 3 have smaller ones).
         encoder_ffn_dim, decoder_ffn_dim: inner width of the feed-forward layers (section 3.3).
         encoder_attention, decoder_attention: self-attention of each stack: `"full"`, `"sparse"` (see
             `SparsePattern`) or a list with one of these for each layer, as GPT-3 alternates them (Brown et
@@ -109,6 +112,7 @@ class VaswaniFamilyConfig(AnyKernelReturnsAttentions, PreTrainedConfig):
 
     vocab_size: int = 37000
     d_model: int = 512
+    key_dim: int | None = None
     dropout: float | int = 0.1
     attention_dropout: float | int = 0.0
     activation_dropout: float | int = 0.0
@@ -200,6 +204,11 @@ class VaswaniFamilyConfig(AnyKernelReturnsAttentions, PreTrainedConfig):
         attention = getattr(self, f"{stack}_attention")
         return [attention] * getattr(self, f"{stack}_layers") if isinstance(attention, str) else attention
 
+    def key_width(self, stack: str) -> int:
+        """Return the width h · d_k of the keys of all heads of the `"encoder"` or the `"decoder"`."""
+        heads: int = getattr(self, f"{stack}_attention_heads")
+        return self.d_model if self.key_dim is None else heads * self.key_dim
+
     def sparse_pattern(self, stack: str, layer: int) -> SparsePattern | None:
         """Return the sparse pattern of a layer's self-attention, or `None` if it is full."""
         if self.layer_attention(stack)[layer] == "full":
@@ -212,12 +221,12 @@ class VaswaniFamilyConfig(AnyKernelReturnsAttentions, PreTrainedConfig):
         limits = {name: bounds for name, bounds in SIZES.items() if hasattr(self, name)}
         limits["sparse_global_tokens"] = 0, MAX_SPARSE_BLOCKS * max(1, self.sparse_block_size)
         for name, (least, most) in limits.items():
-            value = getattr(self, name) or 0
-            if not least <= value <= most:
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
                 raise ValueError(f"{name}={value} must be at least {least} and at most {most:,}.")
 
     def validate_heads(self):
-        """Check that the heads divide the width evenly (section 3.2.2: d_k = d_v = d_model / h)."""
+        """Check that the heads divide the width evenly (section 3.2.2: d_v = d_model / h)."""
         for name in (f"{stack}_attention_heads" for stack in self.stacks):
             heads, width = getattr(self, name), self.d_model
             if heads > 0 and width % heads:

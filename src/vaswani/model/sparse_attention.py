@@ -1,10 +1,10 @@
 # Copyright 2026 The vaswani authors. Licensed under the Apache License, Version 2.0.
-"""Sparse attention: softmax(QKᵀ / sqrt(D)) V over the pairs of tokens that a `SparsePattern` makes visible.
+"""Sparse attention: softmax(QKᵀ / sqrt(Dk)) V over the pairs of tokens that a `SparsePattern` makes visible.
 
 The definition is softmax attention under the pattern's dense mask (`dense_mask`). `attend_by_pattern`
 computes the same in time and memory linear in the length: it gathers the keys that each query block sees.
 
-B batch · H heads · n tokens, in N blocks of b · D head width
+B batch · H heads · n tokens, in N blocks of b · Dk width of queries and keys · Dv width of values
 R groups of q query rows; the rows of a group see the same M keys, in up to M / b blocks
 """
 
@@ -36,14 +36,15 @@ def attend_by_pattern(
     same with any amount of padding (see `blocks_of_sequences`).
 
     Args:
-        query, key, value: [B, H, n, D], of one floating dtype.
+        query, key: [B, H, n, Dk], of one floating dtype.
+        value: [B, H, n, Dv], of the same dtype.
         pattern: which tokens see each other; its `num_heads` is H.
         padding_mask: bool [B, n], False for hidden keys; None shows all.
         scaling: factor of the scores.
         dropout: the probability of dropping a weight, less than 1. Draws from PyTorch's global random state.
 
     Returns:
-        [B, H, n, D]. A row that sees nothing is zero, and so are its gradients.
+        [B, H, n, Dv]. A row that sees nothing is zero, and so are its gradients.
     """
     (batch, heads, length, width), size = query.shape, pattern.block_size
     num_blocks, dtype = pattern.num_blocks(length), query.dtype
@@ -97,15 +98,15 @@ def sparse_attention_step(
     """Compute the last rows of causal sparse attention from a cache, reading only the visible keys.
 
     Args:
-        query: [B, H, T, D], of the tokens `past_length` to `past_length` + T − 1.
-        key, value: [B, H, S, D], S at least `past_length` + T; later keys are ignored.
+        query: [B, H, T, Dk], of the tokens `past_length` to `past_length` + T − 1.
+        key, value: [B, H, S, Dk] and [B, H, S, Dv], S at least `past_length` + T; later keys are ignored.
         pattern: a causal pattern.
         past_length: an integer, or an int64 tensor [] for a cache of fixed size.
         padding_mask: [B, at least `past_length` + T], 0 or False for hidden keys.
-        scaling: 1 / sqrt(D) by default.
+        scaling: 1 / sqrt(Dk) by default.
 
     Returns:
-        [B, H, T, D].
+        [B, H, T, Dv].
     """
     rows = pattern.places(past_length + torch.arange(query.shape[2], device=query.device))
     # A causal pattern does not depend on the length, so a table for up to twice as many tokens serves too.
@@ -129,7 +130,7 @@ def _attend_to_blocks(
     scaling: float | None,
     dropout: float = 0.0,
 ) -> torch.Tensor:
-    """Compute attention of groups of rows: query [B, H, R, q, D] at places int64 [R, q] -> [B, H, R, q, D].
+    """Compute attention of groups of rows: query [B, H, R, q, Dk] at places int64 [R, q] -> [B, H, R, q, Dv].
 
     `blocks`, int64 [B, H, R, M / b], are the blocks that the groups see; B is 1 if all sequences share them.
     """
@@ -148,10 +149,11 @@ def _attend_to_blocks(
     if padding_mask is not None:
         seen = seen & padding_mask[sequence, tokens.clamp(max=padding_mask.shape[1] - 1)].unsqueeze(3)
     head = torch.arange(key.shape[1], device=rows.device)[:, None, None]
-    keys, values = key[sequence, head, tokens], value[sequence, head, tokens]  # [B, H, R, M, D]
+    keys, values = key[sequence, head, tokens], value[sequence, head, tokens]  # [B, H, R, M, Dk or Dv]
     # PyTorch's kernels take each group as a separate head.
     heads = query.flatten(1, 2), keys.flatten(1, 2), values.flatten(1, 2)
-    return _attend(*heads, seen.flatten(1, 2), scaling, dropout).view_as(query)
+    output = _attend(*heads, seen.flatten(1, 2), scaling, dropout)
+    return output.view(*query.shape[:-1], value.shape[-1])
 
 
 def _attend(

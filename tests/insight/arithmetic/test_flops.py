@@ -35,6 +35,7 @@ SHAPES = {
     "two vocabularies": {"decoder_vocab_size": 90, "share_encoder_decoder_embeddings": False},
     "wide": {"d_model": 48, "encoder_attention_heads": 4, "decoder_attention_heads": 3},
     "no biases": {"attention_bias": False, "ffn_bias": False, "norm_order": "pre"},
+    "narrow keys": {"key_dim": 5, "encoder_attention_heads": 4},
 }
 STACKS = {
     "encoder": (VaswaniEncoderConfig, VaswaniEncoderModel, VaswaniForMaskedLM),
@@ -90,7 +91,9 @@ def test_operations_of_a_training_step_are_counted_exactly(shape):
 
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.parametrize("with_head", [True, False])
-@pytest.mark.parametrize("fields", [{}, {"d_model": 48}, {"ffn_bias": False, "norm_order": "post"}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"d_model": 48, "key_dim": 7}, {"ffn_bias": False, "norm_order": "post"}]
+)
 @pytest.mark.parametrize(("rows", "length"), [(3, 7), (1, 1), (2, 40)])
 def test_operations_of_one_stack_are_counted_exactly(stack, with_head, fields, rows, length):
     model = one_stack(stack, None if with_head else STACKS[stack][1], **fields)
@@ -122,7 +125,7 @@ def test_a_training_step_of_a_decoder_reads_both_source_and_target():
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_reading_a_source_and_each_decoding_step(beams):
-    model = make(encoder_layers=2, decoder_layers=2)
+    model = make(encoder_layers=2, decoder_layers=2, key_dim=5)
     source, rows, work = tokens(2, 7), 2 * beams, Work(2, 7, 5, beams=beams)
     phases = Phases(model, work)
     with torch.no_grad():
@@ -141,7 +144,7 @@ def test_reading_a_source_and_each_decoding_step(beams):
 
 @pytest.mark.parametrize("beams", [1, 2])
 def test_reading_a_prompt_and_each_step_after_it(beams):
-    model, work = one_stack("decoder"), Work(2, 6, 4, beams=beams)
+    model, work = one_stack("decoder", key_dim=20), Work(2, 6, 4, beams=beams)
     phases, outputs = Phases(model, work), {}
     with torch.no_grad():
         prompt = {"input_ids": tokens(work.rows, 6), "use_cache": True, "logits_to_keep": 1}

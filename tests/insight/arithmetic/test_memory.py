@@ -32,6 +32,8 @@ FIELDS = {
     "norms first": {"norm_order": "pre"},
     "all dropouts": {"dropout": 0.2, "attention_dropout": 0.1, "activation_dropout": 0.1},
     "gelu": {"activation_function": "gelu_new", "attention_dropout": 0.0},
+    "narrow keys": {"key_dim": 4},
+    "wide keys": {"key_dim": 48, "attention_dropout": 0.0},
     "sparse": {"encoder_attention": "sparse", "decoder_attention": "sparse", "sparse_block_size": 16},
 }
 
@@ -104,7 +106,7 @@ def cache_tensors(cache) -> int:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("beams", [1, 3])
 def test_keys_and_values_of_source_and_target(dtype, beams):
-    model = make("encoder-decoder").to(getattr(torch, dtype)).eval()
+    model = make("encoder-decoder", key_dim=5).to(getattr(torch, dtype)).eval()
     source, target = torch.randint(4, 200, (2, 11)), torch.randint(4, 200, (2 * beams, 7))
     with torch.no_grad():
         encoded = model.model.encoder(source)
@@ -116,7 +118,7 @@ def test_keys_and_values_of_source_and_target(dtype, beams):
 
 
 def test_keys_and_values_of_a_prompt_and_its_continuation():
-    model = make("decoder").eval()
+    model = make("decoder", key_dim=20).eval()
     model.generation_config.eos_token_id = None
     prompt = torch.randint(4, 200, (3, 5))
     written = model.generate(

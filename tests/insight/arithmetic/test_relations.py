@@ -13,6 +13,7 @@ from vaswani import VaswaniDecoderConfig
 from vaswani.hub.run_metadata import meta_model
 from vaswani.insight.arithmetic.devices import Device
 from vaswani.insight.arithmetic.estimate import estimate, relations_of
+from vaswani.insight.arithmetic.memory import self_cache_bytes
 from vaswani.insight.arithmetic.phases import Work
 
 A100 = Device("A100 40 GB", {"bfloat16": 312e12}, 1.5e12, 40e9, 300e9, 8e-6)
@@ -46,6 +47,20 @@ def test_the_cache():
     assert related(1).cache_bytes_per_token() == 2_097_152
     assert related(1).cache_flops_per_token() == 17_179_869_184
     assert 6 * related(1).cache_flops_per_token() == related(1).flops_per_token()
+
+
+@pytest.mark.parametrize("key_dim", [None, 16, 200])
+def test_the_width_of_keys_changes_weights_and_cache(key_dim):
+    config = VaswaniDecoderConfig(decoder_layers=2, attention_bias=False, ffn_bias=False, key_dim=key_dim)
+    model = meta_model(config)
+    products = [each for name, each in model.model.named_parameters() if "proj" in name or "fc" in name]
+    found = related(1, config)
+    assert sum(each.numel() for each in products) == found.P
+    assert found.cache_bytes_per_token() == self_cache_bytes(config, 1, 1, "bfloat16")
+    of_keys = sum(
+        each.numel() for name, each in model.named_parameters() if "k_proj" in name or "v_proj" in name
+    )
+    assert found.cache_flops_per_token() == 2 * of_keys
 
 
 def test_operations_per_token():

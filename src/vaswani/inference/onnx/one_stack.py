@@ -152,10 +152,15 @@ class OnnxCausalModel(OnnxModel, GenerationMixin):
         return self.get_input_embeddings()
 
     def _nothing(self, rows: int) -> dict[str, torch.Tensor]:
-        """Return the inputs for an empty cache: [B, H, 0, D] for the keys and values of each layer."""
-        heads = self.config.num_attention_heads
-        empty = torch.zeros(rows, heads, 0, self.config.hidden_size // heads)
-        return {name: empty for name in self.inputs if name.startswith(PAST)}
+        """Return the inputs for an empty cache: [B, H, 0, Dk or Dv] for the keys and values of each layer."""
+        config: Any = self.config
+        heads = config.num_attention_heads
+        widths = {"key": config.key_width("decoder") // heads, "value": config.hidden_size // heads}
+        return {
+            name: torch.zeros(rows, heads, 0, widths[name.rpartition(".")[2]])
+            for name in self.inputs
+            if name.startswith(PAST)
+        }
 
 
 def _shown(ids: torch.Tensor, pad_token_id: int | None) -> torch.Tensor:

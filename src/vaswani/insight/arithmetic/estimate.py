@@ -171,8 +171,9 @@ def memory(model: VaswaniPreTrainedModel, phases: Phases) -> dict[str, dict[str,
     }
     inference: dict[str, float] = {"weights": work.number * phases.parameters}
     inner = max(getattr(config, f"{stack}_ffn_dim") for stack in config.stacks) // work.devices
+    projected = max(2 * (config.d_model + config.key_width(stack)) for stack in config.stacks) // work.devices
     rows = work.rows if config.stacks == ("decoder",) else work.batch
-    states = rows * work.source * (2 * config.d_model + max(inner, 4 * config.d_model // work.devices))
+    states = rows * work.source * (2 * config.d_model + max(inner, projected))
     if work.target:
         tokens = sum(phases.steps())
         inference["self_attention_cache"] = (
@@ -192,8 +193,9 @@ def memory(model: VaswaniPreTrainedModel, phases: Phases) -> dict[str, dict[str,
 def relations_of(config: VaswaniFamilyConfig, work: Work, device: Device) -> Relations:
     """Return kipply's relations for the decoder, or for a model with only an encoder."""
     stack = config.stacks[-1]
-    layers, width = getattr(config, f"{stack}_layers"), config.d_model
-    attends = 2 if config.is_encoder_decoder else 0  # cross-attention: the projections of query and output
-    weights = layers * ((4 + attends) * width**2 + 2 * width * getattr(config, f"{stack}_ffn_dim"))
+    layers, width, key_width = getattr(config, f"{stack}_layers"), config.d_model, config.key_width(stack)
+    # Self-attention projects queries, keys, values and outputs, cross-attention queries and outputs.
+    pairs = 3 if config.is_encoder_decoder else 2
+    weights = layers * width * (pairs * (width + key_width) + 2 * getattr(config, f"{stack}_ffn_dim"))
     sums = 3 if config.is_encoder_decoder else 2
-    return Relations(layers, width, weights, sums, device, work.devices, work.dtype, work.number)
+    return Relations(layers, width, key_width, weights, sums, device, work.devices, work.dtype, work.number)

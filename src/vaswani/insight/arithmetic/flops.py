@@ -69,19 +69,22 @@ def _layers_flops(config: VaswaniFamilyConfig, stack: str, rows: int, tokens: in
     heads, layers, inner = (
         getattr(config, f"{stack}_{size}") for size in ("attention_heads", "layers", "ffn_dim")
     )
-    weights = layers * (4 * config.d_model**2 + 2 * config.d_model * inner)
-    return 2 * rows * (tokens * weights + 2 * pairs * (config.d_model // heads))
+    width, widths = config.d_model, config.d_model + config.key_width(stack)
+    weights = layers * (2 * width * widths + 2 * width * inner)
+    return 2 * rows * (tokens * weights + pairs * (widths // heads))
 
 
 def cross_attention_flops(config: VaswaniFamilyConfig, rows: int, source_length: int, length: int) -> int:
     """Return the operations of cross-attention for [rows, length] queries, without keys and values."""
-    per_token = 2 * config.d_model**2 + 2 * source_length * config.d_model
+    widths = config.d_model + config.key_width("decoder")
+    per_token = (config.d_model + source_length) * widths
     return 2 * rows * length * config.decoder_layers * per_token
 
 
 def source_projection_flops(config: VaswaniFamilyConfig, rows: int, source_length: int) -> int:
     """Return the operations of the projections to the source's keys and values in all decoder layers."""
-    return 2 * rows * source_length * config.decoder_layers * 2 * config.d_model**2
+    widths = config.d_model + config.key_width("decoder")
+    return 2 * rows * source_length * config.decoder_layers * config.d_model * widths
 
 
 def prediction_flops(config: VaswaniFamilyConfig, num_tokens: Number) -> Number:

@@ -22,7 +22,8 @@ BYTES_OF_A_CHOICE = 1  # kept by dropout for each element
 
 def self_cache_bytes(config: VaswaniFamilyConfig, rows: int, tokens: int, dtype: str) -> int:
     """Return the bytes of keys and values of `tokens` tokens in each of B·K rows of a decoder."""
-    return 2 * config.decoder_layers * config.d_model * rows * tokens * BYTES[dtype]
+    widths = config.d_model + config.key_width("decoder")
+    return config.decoder_layers * widths * rows * tokens * BYTES[dtype]
 
 
 def cross_cache_bytes(config: VaswaniFamilyConfig, rows: int, source: int, dtype: str) -> int:
@@ -80,26 +81,28 @@ class _ActivationBytes:
         if getattr(config, "mlm_transform", False):
             ends += self.norm + width * (self.number + self._activation())
         layers = sum(
-            tokens * (self._self_attention() + self._feed_forward(stack))
+            tokens * (self._self_attention(stack) + self._feed_forward(stack))
             + self._weights(stack, length, length, config.sparse_pattern(stack, layer) is not None)
             for layer in range(getattr(config, f"{stack}_layers"))
         )
         if source_length is not None:
             each = tokens * self._cross_attention() + self._weights(stack, length, source_length)
             inputs = 2 if self.is_half else 0  # in float32, the encoder's output, already counted
-            sources = self.rows * source_length * self.number * (inputs * width + 2 * width // self.devices)
+            divided = (width + config.key_width(stack)) // self.devices
+            sources = self.rows * source_length * self.number * (inputs * width + divided)
             layers += config.decoder_layers * (each + sources)
         return tokens * ends + layers
 
-    def _self_attention(self) -> int:
+    def _self_attention(self, stack: str) -> int:
         """Return bytes per token: input (under autocast once per projection), q, k, v, output, and norm."""
-        inputs = 3 if self.is_half else 1
-        width, divided = self.config.d_model, 4 * self.config.d_model // self.devices
+        inputs, width = 3 if self.is_half else 1, self.config.d_model
+        divided = 2 * (width + self.config.key_width(stack)) // self.devices
         return (inputs * width + divided) * self.number + width * self.choices + self.norm
 
     def _cross_attention(self) -> int:
         """Return bytes per target token: the input, q, the output, and the norm."""
-        width, divided = self.config.d_model, 2 * self.config.d_model // self.devices
+        width = self.config.d_model
+        divided = (width + self.config.key_width("decoder")) // self.devices
         return (width + divided) * self.number + width * self.choices + self.norm
 
     def _feed_forward(self, stack: str) -> int:
@@ -122,15 +125,20 @@ class _ActivationBytes:
         if not self.on_cpu:
             return queries * SINGLE
         width = self.rows * self.config.d_model // self.devices
+        key_width = self.rows * self.config.key_width(stack) // self.devices
         stays_half = self.is_half and length * keys > half_attention.MAX_WEIGHTS
         converts = self.is_half and (drops or not stays_half)
-        copies = width * (length + 2 * keys) * (SINGLE - self.number) if converts else 0  # of q, k and v
-        if drops and stays_half:
-            return copies + queries * keys * 3 * SINGLE  # PyTorch's separate operations, in float32
-        if drops or length * keys <= short_attention.MAX_WEIGHTS:
+        is_short = not stays_half and (drops or length * keys <= short_attention.MAX_WEIGHTS)
+        number, widest = SINGLE if converts else self.number, max(width, key_width)
+        states = key_width * (length + keys) + width * keys  # q, k and v
+        padded = states if is_short else widest * (length + 2 * keys)
+        copies = padded * number - states * self.number
+        if is_short:
             return copies + queries * keys * (SINGLE + (BYTES_OF_A_CHOICE if drops else 0))
-        output = width * length * SINGLE if converts else 0  # before it is converted back
-        return copies + output + queries * SINGLE
+        if drops:
+            return copies + queries * keys * 3 * SINGLE  # PyTorch's separate operations, in float32
+        is_copied = converts or widest > width  # the output, which is then converted back or cut
+        return copies + is_copied * widest * length * number + queries * SINGLE
 
 
 @cache

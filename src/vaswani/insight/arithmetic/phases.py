@@ -278,8 +278,9 @@ class Phases:
     def _visible_cache(self, past: int, steps: int) -> float:
         """Return the bytes of keys and values that steps read; sparse layers read only visible ones."""
         config, work = self.config, self.work
-        numbers = decoding_pairs(config, past, steps) * (config.d_model // config.decoder_attention_heads)
-        return 2 * work.rows * numbers * work.number / work.devices
+        widths = (config.d_model + config.key_width("decoder")) // config.decoder_attention_heads
+        numbers = decoding_pairs(config, past, steps) * widths
+        return work.rows * numbers * work.number / work.devices
 
 
 def logits_of_token(model: VaswaniPreTrainedModel) -> int:

@@ -30,6 +30,9 @@ class FamilyArguments(Section):
     """The fields of a model's configuration that all three model families share."""
 
     d_model: int = option(512, "Width of the hidden states.")
+    key_dim: int | None = option(
+        None, "Width of the queries and keys of each head. Default: that of its values, d_model / heads."
+    )
     dropout: float = option(
         0.1, "Dropout on sub-layer outputs and on the sums of embeddings and positions (section 5.4)."
     )
