@@ -512,7 +512,7 @@ def with_two_biases() -> nn.Module:
         (
             {"sinusoidal_layout": "concatenated", "key_dim": 3, "encoder_attention_heads": 8},
             "marian",
-            "key_dim=3 is not supported: marian models have key_dim=None",
+            "values, which have 2 features in a head of the encoder",
         ),
         ({}, "bert", "VaswaniForConditionalGeneration has no counterpart among bert models, which have Vas"),
         ({}, "xlnet", "unknown format 'xlnet'; choose one of marian, fsmt, bert"),

@@ -327,6 +327,15 @@ def test_combined_halves_give_the_same_outputs_as_before(
     torch.testing.assert_close(actual, halves[1](ids).logits, atol=1e-5, rtol=1e-5)
 
 
+def test_halves_with_equal_widths_of_keys_combine() -> None:
+    for halves in ((encoder(), decoder(key_dim=8)), (encoder(key_dim=12), decoder())):
+        config = combine(*halves).config
+        assert config.key_dim == (8 if halves[0].config.key_dim is None else 12)
+    assert combine(encoder(), decoder()).config.key_dim is None
+    with pytest.raises(UserError, match="the encoder has key_dim=8 and the decoder key_dim=3"):
+        combine(encoder(), decoder(key_dim=3))
+
+
 def test_a_single_half_sets_the_shape_of_the_other() -> None:
     model = combine(encoder(), None, decoder_layers=1, dropout=0.3)
     assert (model.config.decoder_layers, model.config.decoder_ffn_dim, model.config.dropout) == (1, 40, 0.3)

@@ -215,7 +215,7 @@ def test_a_text_may_have_max_positions(tmp_path):
             {"position_embedding": "learned", "max_position_embeddings": 40},
             "max_positions=9 has no effect on learned positions, of which the model has 40; leave it out",
         ),
-        ({"key_dim": 9}, "key_dim=9 is not supported: in CTranslate2, the keys of the encoder .* values, 8"),
+        ({"key_dim": 9}, "key_dim=9 is not supported: .* which have 8 features in a head of the encoder"),
         (
             {"activation_function": "mish"},
             "activation_function='mish' is not supported: CTranslate2 has relu",

@@ -92,7 +92,7 @@ def _common(configs: dict[str, VaswaniFamilyConfig], values: dict[str, Any]) -> 
     ours = VaswaniFamilyConfig.__annotations__.keys() - OWN_FIELDS  # other fields are of transformers
     common: dict[str, Any] = {}
     for name in (field.name for field in fields(VaswaniFamilyConfig) if field.name in ours):
-        found = {stack: getattr(config, name) for stack, config in configs.items()}
+        found = {stack: _value(name, stack, configs) for stack in configs}
         if len(set(found.values())) > 1 and name not in values and _matters(name, configs):
             raise UserError(
                 f"the encoder has {name}={found['encoder']!r} and the decoder {name}={found['decoder']!r}: "
@@ -100,6 +100,14 @@ def _common(configs: dict[str, VaswaniFamilyConfig], values: dict[str, Any]) -> 
             )
         common[name] = found[_stack_with(name, configs)]
     return common
+
+
+def _value(name: str, stack: str, configs: dict[str, VaswaniFamilyConfig]) -> Any:
+    """Return a field of a stack. If any stack has a `key_dim`, that of others is the width that it means."""
+    config = configs[stack]
+    if name != "key_dim" or all(each.key_dim is None for each in configs.values()):
+        return getattr(config, name)
+    return config.key_width(stack) // getattr(config, f"{stack}_attention_heads")
 
 
 def _stack_with(name: str, configs: dict[str, VaswaniFamilyConfig]) -> str:

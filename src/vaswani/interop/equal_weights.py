@@ -10,6 +10,7 @@ from copy import deepcopy
 
 import torch
 
+from vaswani.errors import UserError
 from vaswani.interop.weights import State
 from vaswani.model.configuration_vaswani import VaswaniConfig, VaswaniFamilyConfig
 
@@ -23,11 +24,20 @@ def with_usual_keys(config: VaswaniFamilyConfig, state: State) -> tuple[VaswaniF
     """Give the keys the width of the values, d_model / heads, if they are narrower.
 
     Zeros are added to the queries and keys of each head, which does not change their products. The queries
-    are multiplied by sqrt(d_v / d_k), because the scores of wider keys are divided by sqrt(d_v). Wider keys
-    are left as they are.
+    are multiplied by sqrt(d_v / d_k), because the scores of wider keys are divided by sqrt(d_v).
+
+    Raises:
+        UserError: the keys are wider than the values.
     """
-    if config.key_dim is None or any(config.key_width(stack) > config.d_model for stack in config.stacks):
+    if config.key_dim is None:
         return config, state
+    for stack in config.stacks:
+        if config.key_width(stack) > config.d_model:
+            value_dim = config.d_model // getattr(config, f"{stack}_attention_heads")
+            raise UserError(
+                f"key_dim={config.key_dim} is not supported: elsewhere, keys are at most as wide as values, "
+                f"which have {value_dim} features in a head of the {stack}"
+            )
     usual = deepcopy(config)
     usual.key_dim = None
     return usual, {name: _widened(config, name, tensor) for name, tensor in state.items()}

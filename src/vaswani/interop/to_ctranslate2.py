@@ -106,12 +106,6 @@ def _check_exportable(model: PreTrainedModel, max_positions: int | None) -> None
             raise UserError(
                 f"{stack}_attention={found!r} is not supported: CTranslate2 has full attention only"
             )
-        if config.key_width(stack) > config.d_model:
-            most = config.d_model // getattr(config, f"{stack}_attention_heads")
-            raise UserError(
-                f"key_dim={config.key_dim} is not supported: in CTranslate2, the keys of the {stack} are no "
-                f"wider than its values, {most}"
-            )
     if config.activation_function not in ACTIVATIONS:
         raise UserError(
             f"activation_function={config.activation_function!r} is not supported: CTranslate2 has "

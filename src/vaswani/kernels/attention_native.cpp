@@ -5,7 +5,7 @@
 // calls it. The states of one head and row are copied into the core's cache; only the weights, which the backward
 // pass needs, and the output leave it.
 //
-// T queries, S keys, P = S rounded up to whole vectors. The widths of a head's keys and values are multiples of WIDTH.
+// T queries, S keys, P = S rounded up to whole vectors. In the cache, heads are filled up to whole vectors with zeros.
 
 #include <omp.h>
 
@@ -29,18 +29,23 @@ struct States {
 };
 
 void copy_rows(const float* from, int64_t row, int64_t count, int64_t width, float factor, float* to) {
-  for (int64_t n = 0; n < count; n++)
-    for (int64_t d = 0; d < width; d += WIDTH) store(to + n * width + d, factor * load(from + n * row + d));
+  const int64_t filled = in_whole_vectors(width), whole = width - width % WIDTH;
+  for (int64_t n = 0; n < count; n++, from += row, to += filled) {
+    for (int64_t d = 0; d < whole; d += WIDTH) store(to + d, factor * load(from + d));
+    for (int64_t d = whole; d < filled; d++) to[d] = d < width ? factor * from[d] : 0.0f;
+  }
 }
 
 void store_rows(const float* from, int64_t count, int64_t width, float* to, int64_t row) {
-  for (int64_t n = 0; n < count; n++) std::memcpy(to + n * row, from + n * width, width * sizeof(float));
+  const int64_t filled = in_whole_vectors(width);
+  for (int64_t n = 0; n < count; n++) std::memcpy(to + n * row, from + n * filled, width * sizeof(float));
 }
 
 void transpose(const float* from, int64_t row, int64_t count, int64_t width, int64_t padded, float* to) {
   for (int64_t n = 0; n < count; n++)
     for (int64_t d = 0; d < width; d++) to[d * padded + n] = from[n * row + d];
   for (int64_t d = 0; d < width; d++) std::fill(to + d * padded + count, to + (d + 1) * padded, 0.0f);
+  std::fill(to + width * padded, to + in_whole_vectors(width) * padded, 0.0f);
 }
 
 // Writes what is added to a row of scores, in whole vectors: LOWEST for keys that the row does not see.
@@ -107,12 +112,13 @@ int64_t vaswani_vector_width() { return WIDTH; }
 void vaswani_attention(const Call* call) {
   const Call c = *call;
   const int64_t padded = in_whole_vectors(c.keys), area = c.queries * padded;
+  const int64_t key_width = in_whole_vectors(c.key_width), value_width = in_whole_vectors(c.value_width);
 #pragma omp parallel num_threads(c.threads)
   {
-    std::vector<float> memory((c.queries + padded) * (c.key_width + c.value_width) + area + padded);
-    float *query = memory.data(), *output = query + c.queries * c.key_width,
-          *key = output + c.queries * c.value_width, *value = key + padded * c.key_width,
-          *dropped = value + padded * c.value_width, *bias = dropped + area;
+    std::vector<float> memory((c.queries + padded) * (key_width + value_width) + area + padded);
+    float *query = memory.data(), *output = query + c.queries * key_width,
+          *key = output + c.queries * value_width, *value = key + padded * key_width,
+          *dropped = value + padded * value_width, *bias = dropped + area;
 #pragma omp for schedule(static)
     for (int64_t pair = 0; pair < c.batch * c.heads; pair++) {
       const int64_t b = pair / c.heads, h = pair % c.heads;
@@ -121,7 +127,7 @@ void vaswani_attention(const Call* call) {
       copy_rows(c.query.at(b, h), c.query.row, c.queries, c.key_width, factor, query);
       transpose(c.key.at(b, h), c.key.row, c.keys, c.key_width, padded, key);
       copy_rows(c.value.at(b, h), c.value.row, c.keys, c.value_width, 1.0f, value);
-      product<false>(c.queries, padded, c.key_width, query, key, weights, false);
+      product<false>(c.queries, padded, key_width, query, key, weights, false);
       const float* mask = c.mask ? c.mask + b * c.mask_batch + h * c.mask_head : nullptr;
       for (int64_t t = 0; t < c.queries; t++) {
         if (t == 0 || c.mask_row != 0)  // one row for all queries, if the mask is of padding
@@ -129,7 +135,7 @@ void vaswani_attention(const Call* call) {
         softmax(weights + t * padded, bias, padded);
       }
       if (c.kept) drop(c, pair, weights, dropped);
-      product<false>(c.queries, c.value_width, padded, c.kept ? dropped : weights, value, output, false);
+      product<false>(c.queries, value_width, padded, c.kept ? dropped : weights, value, output, false);
       store_rows(output, c.queries, c.value_width, c.output.at(b, h), c.output.row);
     }
   }
@@ -138,14 +144,14 @@ void vaswani_attention(const Call* call) {
 void vaswani_attention_backward(const Call* call) {
   const Call c = *call;
   const int64_t padded = in_whole_vectors(c.keys), area = c.queries * padded;
+  const int64_t key_width = in_whole_vectors(c.key_width), value_width = in_whole_vectors(c.value_width);
+  const int64_t longest = std::max(padded, c.queries), widest = std::max(key_width, value_width);
 #pragma omp parallel num_threads(c.threads)
   {
-    const int64_t longest = std::max(padded, c.queries);
-    const int64_t widths = c.key_width + c.value_width, widest = std::max(c.key_width, c.value_width);
-    std::vector<float> memory((c.queries + padded) * widths + longest * widest + 2 * area);
-    float *query = memory.data(), *upstream = query + c.queries * c.key_width,
-          *key = upstream + c.queries * c.value_width, *value = key + padded * c.key_width,
-          *result = value + padded * c.value_width, *gradient = result + longest * widest, *dropped = gradient + area;
+    std::vector<float> memory((c.queries + padded) * (key_width + value_width) + longest * widest + 2 * area);
+    float *query = memory.data(), *upstream = query + c.queries * key_width,
+          *key = upstream + c.queries * value_width, *value = key + padded * key_width,
+          *result = value + padded * value_width, *gradient = result + longest * widest, *dropped = gradient + area;
 #pragma omp for schedule(static)
     for (int64_t pair = 0; pair < c.batch * c.heads; pair++) {
       const int64_t b = pair / c.heads, h = pair % c.heads;
@@ -155,13 +161,13 @@ void vaswani_attention_backward(const Call* call) {
       copy_rows(c.upstream.at(b, h), c.upstream.row, c.queries, c.value_width, 1.0f, upstream);
       copy_rows(c.key.at(b, h), c.key.row, c.keys, c.key_width, scale, key);
       transpose(c.value.at(b, h), c.value.row, c.keys, c.value_width, padded, value);
-      product<false>(c.queries, padded, c.value_width, upstream, value, gradient, false);
+      product<false>(c.queries, padded, value_width, upstream, value, gradient, false);
       if (c.kept) {
         drop(c, pair, gradient, gradient);
         drop(c, pair, weights, dropped);
         used = dropped;
       }
-      product<true>(padded, c.value_width, c.queries, used, upstream, result, false);
+      product<true>(padded, value_width, c.queries, used, upstream, result, false);
       store_rows(result, c.keys, c.value_width, c.grad_value.at(b, h), c.grad_value.row);
       for (int64_t t = 0; t < c.queries; t++) {  // softmax's gradient is w (g - Σ w g)
         Vector total = {};
@@ -170,9 +176,9 @@ void vaswani_attention_backward(const Call* call) {
         for (int64_t s = t * padded; s < (t + 1) * padded; s += WIDTH)
           store(gradient + s, load(weights + s) * (load(gradient + s) - mean));
       }
-      product<false>(c.queries, c.key_width, padded, gradient, key, result, false);
+      product<false>(c.queries, key_width, padded, gradient, key, result, false);
       store_rows(result, c.queries, c.key_width, c.grad_query.at(b, h), c.grad_query.row);
-      product<true>(padded, c.key_width, c.queries, gradient, query, result, false);
+      product<true>(padded, key_width, c.queries, gradient, query, result, false);
       store_rows(result, c.keys, c.key_width, c.grad_key.at(b, h), c.grad_key.row);
     }
   }

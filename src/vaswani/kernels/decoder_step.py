@@ -26,7 +26,7 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 from vaswani.kernels.int8_linear import Int8Linear
 from vaswani.kernels.onednn import product_by
 from vaswani.kernels.short_attention import gains_from_short_attention, weights_of_seen
-from vaswani.model.attention import VaswaniAttention, additive_mask
+from vaswani.model.attention import VaswaniAttention, additive_mask, eager_attention_forward
 from vaswani.model.compatibility import CACHE_NAME
 from vaswani.model.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbeddings
 from vaswani.model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniModel
@@ -132,7 +132,7 @@ class DecoderStep:
         self.embed_norm, self.last_norm = _norm(decoder.embed_norm), _norm(decoder.layer_norm)
         self.norm_first = first.norm_first
         self.activation = first.activation_fn
-        attention = first.self_attn
+        attention = self.attention = first.self_attn
         self.key_dim, self.value_dim, self.scaling = attention.key_dim, attention.value_dim, attention.scaling
         self.has_padding = source_mask is not None and not bool(source_mask.all())
         self.project = product_by(model.get_output_embeddings(), num_rows)
@@ -211,8 +211,12 @@ class DecoderStep:
         queries = query.view(sources, -1, heads, self.key_dim).transpose(1, 2)  # [R/K, H, K, Dk]
         if gains_from_short_attention(queries, keys, mask, dropout=0.0):
             output = weights_of_seen(queries, keys, mask, self.scaling) @ values
-        else:
+        elif self.key_dim == self.value_dim:
             output = scaled_dot_product_attention(queries, keys, values, mask, scale=self.scaling)
+        else:  # which PyTorch's fused kernel does not take
+            states = queries, keys, values
+            output, _ = eager_attention_forward(self.attention, *states, mask, self.scaling)
+            return output.reshape(*query.shape[:2], -1)
         return output.transpose(1, 2).reshape(*query.shape[:2], -1)
 
     def _add(self, states: torch.Tensor, output: torch.Tensor, sublayer: Sublayer) -> torch.Tensor:

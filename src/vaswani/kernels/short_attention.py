@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface
 
 from vaswani.kernels.dropout import LEVELS, draw_kept, drop
-from vaswani.kernels.one_width import padded_to_one_width
+from vaswani.kernels.one_width import ready_for_fused_kernel
 from vaswani.model.attention import ATTENTION_FUNCTIONS, additive_mask
 from vaswani.model.input_checks import has_values
 
@@ -63,15 +63,10 @@ def _fused_attention_forward(
     *inputs: Any,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Call the library's "sdpa", with one width: for others, the fused kernel of the CPU is not used.
-
-    Without it, attention keeps all weights and takes more than twice as long for 1,024 tokens.
-    """
-    width = value.shape[-1]
-    if query.shape[-1] == width or query.device.type != "cpu":
-        return _LIBRARY["sdpa"](module, query, key, value, *inputs, **kwargs)  # type: ignore[no-any-return]
-    output, _ = _LIBRARY["sdpa"](module, *padded_to_one_width(query, key, value), *inputs, **kwargs)
-    return output[..., :width], None
+    """Call the library's "sdpa", with states of one width if that is faster."""
+    states = ready_for_fused_kernel(query, key, value)
+    output, _ = _LIBRARY["sdpa"](module, *states, *inputs, **kwargs)
+    return output[..., : value.shape[-1]], None
 
 
 def gains_from_short_attention(

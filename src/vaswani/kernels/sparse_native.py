@@ -17,7 +17,7 @@ import torch
 
 from vaswani.errors import RunError
 from vaswani.kernels.native_library import native_library, why_not_compiled
-from vaswani.kernels.one_width import padded_to_one_width
+from vaswani.kernels.one_width import padded_to
 from vaswani.kernels.sequence_groups import Group, groups_of_sequences, whole_batch
 from vaswani.model.input_checks import has_values
 from vaswani.model.sparse_attention import attend_by_pattern, block_table, pattern_numbers, pattern_of
@@ -58,13 +58,13 @@ def vector_width() -> int:
 
 
 def can_compute(query: torch.Tensor, pattern: SparsePattern) -> bool:
-    """Return whether the library can compute queries of this dtype and shape."""
+    """Return whether the library can compute queries of this dtype; heads of any width are padded."""
     if query.device.type != "cpu" or query.dtype not in STORED or not query.numel():
         return False
     if not torch.compiler.is_compiling() and not has_values(query):  # transformed by torch.func
         return False
     vector = vector_width()
-    return vector > 0 and pattern.block_size % vector == 0 and query.shape[-1] % vector == 0
+    return vector > 0 and pattern.block_size % vector == 0
 
 
 def attend_natively(
@@ -82,10 +82,10 @@ def attend_natively(
     The dropout rate is rounded to the nearest 1/65536. Dropout draws one number from PyTorch's global random
     state.
     """
-    states, value_width = padded_to_one_width(query, key, value), value.shape[-1]
-    if not can_compute(states[0], pattern):
+    if not can_compute(query, pattern):
         return fallback(query, key, value, pattern, padding_mask, scaling, dropout)
-    query, key, value = states
+    value_width = value.shape[-1]
+    query, key, value = padded_to(padded_width(query.shape[-1], value_width), query, key, value)
     has_gap = pattern.gap and query.shape[2] > pattern.global_tokens
     if has_gap:  # fill the gap with hidden tokens
         query, key, value = (_with_gap(states, pattern, dim=2) for states in (query, key, value))
@@ -98,6 +98,12 @@ def attend_natively(
         end = pattern.global_tokens + pattern.gap
         output = torch.cat([output[:, :, : pattern.global_tokens], output[:, :, end:]], dim=2)
     return output if output.shape[-1] == value_width else output[..., :value_width]
+
+
+def padded_width(key_width: int, value_width: int) -> int:
+    """Return the width in which the library computes heads: one for all, in whole vectors."""
+    vector = vector_width()
+    return -(-max(key_width, value_width) // vector) * vector
 
 
 def _with_gap(states: torch.Tensor, pattern: SparsePattern, dim: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ from functools import lru_cache
 import torch
 from torch import nn
 
+from vaswani.kernels.one_width import ready_for_fused_kernel
 from vaswani.model.input_checks import has_values
 from vaswani.model.sparse_attention import attend_by_pattern
 from vaswani.model.sparse_pattern import SparsePattern
@@ -44,9 +45,11 @@ def attend_to_all(
         if pattern.causal:
             mask = mask & mask.new_ones(length, length).tril()
     is_causal = pattern.causal and mask is None
-    return nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=is_causal, scale=scaling
+    states = ready_for_fused_kernel(query, key, value)
+    output = nn.functional.scaled_dot_product_attention(
+        *states, attn_mask=mask, is_causal=is_causal, scale=scaling
     )
+    return output[..., : value.shape[-1]]
 
 
 @lru_cache(maxsize=4096)

@@ -119,17 +119,18 @@ class _ActivationBytes:
         """Return the bytes of attention weights if the kernel keeps them, else of a sum for each query."""
         queries = self.rows * getattr(self.config, f"{stack}_attention_heads") // self.devices * length
         drops = bool(self.config.attention_dropout)
-        if is_sparse:  # the output once more, in the layout of the next product
-            output = self.rows * length * self.config.d_model // self.devices * self.number
-            return queries * SINGLE + output
-        if not self.on_cpu:
-            return queries * SINGLE
         width = self.rows * self.config.d_model // self.devices
         key_width = self.rows * self.config.key_width(stack) // self.devices
+        widest = max(width, key_width)
+        if is_sparse:  # the output once more, in the layout of the next product
+            padded = 2 * (2 * widest - key_width - width) if self.on_cpu else 0  # q, k, v and the output
+            return queries * SINGLE + (width + padded) * length * self.number
+        if not self.on_cpu:
+            return queries * SINGLE
         stays_half = self.is_half and length * keys > half_attention.MAX_WEIGHTS
         converts = self.is_half and (drops or not stays_half)
         is_short = not stays_half and (drops or length * keys <= short_attention.MAX_WEIGHTS)
-        number, widest = SINGLE if converts else self.number, max(width, key_width)
+        number = SINGLE if converts else self.number
         states = key_width * (length + keys) + width * keys  # q, k and v
         padded = states if is_short else widest * (length + 2 * keys)
         copies = padded * number - states * self.number
