@@ -37,7 +37,7 @@ def reference(forward: set, backward: set, method: str) -> set:
     while True:
         before = set(aligned)
         for source, target in cells:
-            if (source, target) in before:
+            if (source, target) in aligned:
                 for step in around:
                     new = source + step[0], target + step[1]
                     if new in union and (source_is_free(new[0]) or target_is_free(new[1])):
@@ -85,6 +85,11 @@ def test_directions_by_hand() -> None:
     expected["grow-diag-final"] = "0-0 1-1 1-2 2-2 3-5 4-4"
     found = {method: to_pharaoh(symmetrize(forward, backward, method)) for method in METHODS}
     assert found == expected
+
+
+def test_a_link_that_is_added_grows_in_the_same_pass() -> None:
+    forward, backward = {(0, 0), (1, 1), (2, 2), (3, 3)}, {(0, 0), (1, 3), (2, 1), (3, 3)}
+    assert to_pharaoh(symmetrize(forward, backward, "grow-diag")) == "0-0 1-1 2-1 2-2 3-3"
 
 
 def test_the_methods_differ_and_are_nested() -> None:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from shutil import copytree
+from shutil import copytree, ignore_patterns
 from typing import Any
 
 import peft
@@ -20,7 +20,7 @@ from vaswani import Translator
 from vaswani.errors import UserError
 from vaswani.hub.adapters import add_adapter
 from vaswani.hub.checkpoint import load_checkpoint
-from vaswani.interop.folders import merge_folder
+from vaswani.interop.folders import convert_folder, merge_folder
 from vaswani.training.runs.translation import ContinuedRun, train
 
 __all__ = ["datasets_cache", "pairs"]
@@ -223,6 +223,31 @@ def test_an_adapter_of_tied_layers_is_refused(changed: dict[str, Any], is_tied: 
             load_checkpoint(folder, device="cpu")
     else:
         torch.testing.assert_close(logits(load_checkpoint(folder, device="cpu")[0]), expected)
+
+
+@pytest.mark.parametrize("kind", ["vaswani", "marian"])
+@pytest.mark.parametrize("head_is_saved", [False, True])
+def test_a_merged_model_with_two_vocabularies_shares_what_it_shared(
+    kind: str, head_is_saved: bool, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    base, folder = save_toy_checkpoint(tmp_path / "base", separate=True), tmp_path / "adapter"
+    if kind == "marian":
+        convert_folder(str(base), tmp_path / "marian", to="marian")
+        base = tmp_path / "marian"
+    more = {"modules_to_save": ["lm_head"]} if head_is_saved else {}
+    config = peft.LoraConfig(
+        r=2, task_type="SEQ_2_SEQ_LM", init_lora_weights=False, target_modules=["q_proj"], **more
+    )
+    adapted = peft.get_peft_model(AutoModelForSeq2SeqLM.from_pretrained(base), config)
+    copytree(base, folder, ignore=ignore_patterns("*.safetensors", "model_hashes.json"))
+    adapted.save_pretrained(folder)
+    recwarn.clear()
+    merge_folder(str(folder), tmp_path / "merged")
+    assert not [each for each in recwarn if "no longer tied" in str(each.message)]
+    merged: Any = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(logits(merged), logits(adapted))
+    assert merged.config.tie_word_embeddings is not head_is_saved
+    assert (merged.lm_head.weight is merged.model.decoder.embed_tokens.weight) is not head_is_saved
 
 
 def test_an_adapter_records_its_base_model_by_the_given_name(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -239,7 +240,7 @@ def with_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
             raise ValueError(f"it holds {unexpected[0]}, which the model has no place for")
         check_finite(_tensors(folder / ADAPTER_WEIGHTS), folder)
         _check_not_tied(adapted, folder)
-        return adapted.merge_and_unload().requires_grad_(True)  # PEFT has frozen it
+        return _merged(adapted)
     except UserError:
         raise
     except Exception as error:  # PEFT has no error classes of its own
@@ -247,6 +248,23 @@ def with_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
             f"the adapter in {folder} does not fit {adapted_model(folder)}: {one_line(error)}; use the model "
             "that it was trained with"
         ) from error
+
+
+def _merged(adapted: Any) -> PreTrainedModel:
+    """Merge an adapter into its model, and keep the configuration's ties if the weights are still shared.
+
+    PEFT compares the output layer with the embedding of the encoder, even if the decoder has its own. It sets
+    `tie_word_embeddings` to False if they differ.
+    """
+    ties = adapted.get_base_model().config.tie_word_embeddings
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Input and output embeddings are no longer tied")
+        model = adapted.merge_and_unload()
+    tensors = model.state_dict()
+    pairs = model.all_tied_weights_keys.items()
+    if all(tensors[target].data_ptr() == tensors[source].data_ptr() for target, source in pairs):
+        model.config.tie_word_embeddings = ties
+    return model.requires_grad_(True)  # type: ignore[no-any-return]  # PEFT has frozen it
 
 
 def _check_not_tied(adapted: Any, folder: Path) -> None:

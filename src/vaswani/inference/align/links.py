@@ -84,12 +84,17 @@ def check_method(method: str) -> None:
 
 
 def _grow_diag(forward: Links, backward: Links) -> Links:
-    """Grow the intersection by neighbouring links of the union that join at least one unlinked word."""
+    """Grow the intersection by neighbouring links of the union that join at least one unlinked word.
+
+    A link that is added grows in the same pass if its place comes later, as in the published pseudocode.
+    """
     links, union = set(forward & backward), forward | backward
     grows = True
     while grows:
         grows = False
-        for source, target in _in_order(links):
+        for source, target in _in_order(union):
+            if (source, target) not in links:
+                continue
             for down, right in _NEIGHBOURS:
                 link = source + down, target + right
                 if link in union and link not in links and any(_free(link, links)):
