@@ -436,8 +436,9 @@ class TaskRun(StackDistillation, FinetuningRun):
                 )
             if self.task.names and known != self.task.names:
                 raise UserError(
-                    f"teacher={name} tells the labels {listing(known)} apart, and the rows have "
-                    f"{listing(self.task.names)}; give a teacher that was trained on these"
+                    f"teacher={name} tells the labels {listing(known)} apart, and the student "
+                    f"{listing(self.task.names)}, in this order; give a teacher or a student that was "
+                    "trained on the labels of the other"
                 )
         return corpus
 
