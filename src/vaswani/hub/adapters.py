@@ -264,7 +264,7 @@ def _merged(adapted: Any) -> PreTrainedModel:
     pairs = model.all_tied_weights_keys.items()
     if all(tensors[target].data_ptr() == tensors[source].data_ptr() for target, source in pairs):
         model.config.tie_word_embeddings = ties
-    return model.requires_grad_(True)  # type: ignore[no-any-return]  # PEFT has frozen it
+    return model.requires_grad_(True)  # PEFT has frozen it
 
 
 def _check_not_tied(adapted: Any, folder: Path) -> None:

@@ -7,6 +7,7 @@ its arguments.
 from __future__ import annotations
 
 from copy import deepcopy
+from typing import TypeVar
 
 import torch
 
@@ -14,13 +15,15 @@ from vaswani.errors import UserError
 from vaswani.interop.weights import State
 from vaswani.model.configuration_vaswani import VaswaniConfig, VaswaniFamilyConfig
 
+Config = TypeVar("Config", bound=VaswaniFamilyConfig)
+
 READS_STREAM = ("embed_tokens", "lm_head", "q_proj", "k_proj", "v_proj", "fc1")  # features are the columns
 WRITES_STREAM = ("out_proj", "fc2")  # features are the rows
 BIAS_FIELDS = ("attention_bias", "attention_output_bias", "ffn_bias", "norm_bias")
 WITHOUT_BIAS = ("embed_tokens", "embed_positions", "lm_head")
 
 
-def with_usual_keys(config: VaswaniFamilyConfig, state: State) -> tuple[VaswaniFamilyConfig, State]:
+def with_usual_keys(config: Config, state: State) -> tuple[Config, State]:
     """Give the keys the width of the values, d_model / heads, if they are narrower.
 
     Zeros are added to the queries and keys of each head, which does not change their products. The queries

@@ -79,8 +79,7 @@ def _prepared_for_marian(model: Any) -> tuple[VaswaniConfig, State]:
             f"sinusoidal_layout='interleaved' is not supported for {type(model).__name__}: in a MarianModel, "
             "the features of its outputs would have another order; convert a VaswaniForConditionalGeneration"
         )
-    usual = with_usual_keys(config, model.state_dict())
-    return with_zero_biases(*with_concatenated_sinusoids(*usual))
+    return with_zero_biases(*with_concatenated_sinusoids(*with_usual_keys(config, model.state_dict())))
 
 
 MARIAN = Format(

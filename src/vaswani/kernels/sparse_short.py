@@ -45,11 +45,12 @@ def attend_to_all(
         if pattern.causal:
             mask = mask & mask.new_ones(length, length).tril()
     is_causal = pattern.causal and mask is None
-    states = ready_for_fused_kernel(query, key, value)
+    value_width = value.shape[-1]
+    query, key, value = ready_for_fused_kernel(query, key, value)
     output = nn.functional.scaled_dot_product_attention(
-        *states, attn_mask=mask, is_causal=is_causal, scale=scaling
+        query, key, value, attn_mask=mask, is_causal=is_causal, scale=scaling
     )
-    return output[..., : value.shape[-1]]
+    return output[..., :value_width]
 
 
 @lru_cache(maxsize=4096)
