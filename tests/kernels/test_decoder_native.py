@@ -72,8 +72,18 @@ def test_large_products_give_the_result_of_the_modules() -> None:
 
 @pytest.mark.parametrize("num_beams", [1, 4])
 @pytest.mark.parametrize("rows", [2, 12])
-def test_keys_may_be_narrower_than_values(rows: int, num_beams: int) -> None:
-    assert_same(model_of(d_model=96, key_dim=16), batch(rows=rows, source=20), num_beams=num_beams)
+@pytest.mark.parametrize(
+    "heads",
+    [
+        {"d_model": 96, "key_dim": 16},
+        {"d_model": 96, "key_dim": 13},
+        {"decoder_attention_heads": 8},
+        {"d_model": 48, "key_dim": 40, "decoder_attention_heads": 2},
+    ],
+    ids=str,
+)
+def test_keys_and_values_may_have_any_widths(heads: dict[str, int], rows: int, num_beams: int) -> None:
+    assert_same(model_of(**heads), batch(rows=rows, source=20), num_beams=num_beams)
 
 
 def test_two_vocabularies_and_sources_without_padding_are_supported() -> None:

@@ -95,7 +95,7 @@ inline void tiles(int64_t rows, int64_t inner, const float* a, int64_t a_row, co
       tiles<V, R - 1>(rows - m, inner, a + m * a_row, a_row, b, b_row, start, c + m * c_row, c_row, add);
 }
 
-// C [rows, columns] = A [rows, inner] B [inner, columns], for a multiple of WIDTH columns.
+// C [rows, columns] = A [rows, inner] B [inner, columns], but for columns that fill no whole vector.
 template <int V = VECTORS>
 void small_product(int64_t rows, int64_t columns, int64_t inner, const float* a, int64_t a_row, const float* b,
                    int64_t b_row, float* c, int64_t c_row) {
@@ -243,6 +243,15 @@ void scale(float* x, int64_t width, float factor) {
   for (int64_t i = 0; i < width; i += WIDTH) store(x + i, load(x + i) * factor);
 }
 
+float dot(const float* a, const float* b, int64_t width) {
+  Vector total{};
+  int64_t i = 0;
+  for (; i + WIDTH <= width; i += WIDTH) total += load(a + i) * load(b + i);
+  float result = sum(total);
+  for (; i < width; i++) result += a[i] * b[i];
+  return result;
+}
+
 // Writes keys and values of this step into the tree; each row attends to its ancestors and itself.
 void attend_to_own(const Step& step, const Layer& layer, float* scores) {
   const int64_t heads = step.heads, beams = step.own_beams, length = step.past_length + 1;
@@ -263,17 +272,23 @@ void attend_to_own(const Step& step, const Layer& layer, float* scores) {
     const float* query = step.query + pair * key_dim;
     for (int64_t t = 0; t < length; t++) {
       const float* key = layer.own_keys + (first + t * beams + (path ? path[t] : 0)) * key_dim;
-      Vector total{};
-      for (int64_t i = 0; i < key_dim; i += WIDTH) total += load(query + i) * load(key + i);
-      scores[t] = sum(total);
+      scores[t] = dot(query, key, key_dim);
     }
     const float total = powers(scores, length, factor, nullptr);
     float* output = step.attended + pair * value_dim;
-    for (int64_t i = 0; i < value_dim; i += WIDTH) {
+    const auto value = [&](int64_t t) {
+      return layer.own_values + (first + t * beams + (path ? path[t] : 0)) * value_dim;
+    };
+    int64_t i = 0;
+    for (; i + WIDTH <= value_dim; i += WIDTH) {
       Vector sums{};
-      for (int64_t t = 0; t < length; t++)
-        sums += scores[t] * load(layer.own_values + (first + t * beams + (path ? path[t] : 0)) * value_dim + i);
+      for (int64_t t = 0; t < length; t++) sums += scores[t] * load(value(t) + i);
       store(output + i, sums / total);
+    }
+    for (; i < value_dim; i++) {
+      float number = 0.0f;
+      for (int64_t t = 0; t < length; t++) number += scores[t] * value(t)[i];
+      output[i] = number / total;
     }
   }
 }
@@ -297,8 +312,15 @@ void attend_to_source(const Step& step, const Layer& layer, float* scores) {
       const float total = powers(weights, step.source_length, factor, bias);
       scale(weights, padded, 1.0f / total);
     }
-    small_product(rows, value_dim, step.source_length, scores, padded, values, layer.value_strides[2], attended,
-                  step.width);
+    const int64_t row_stride = layer.value_strides[2];
+    small_product(rows, value_dim, step.source_length, scores, padded, values, row_stride, attended, step.width);
+    for (int64_t row = 0; row < rows; row++)
+      for (int64_t i = value_dim - value_dim % WIDTH; i < value_dim; i++) {
+        float number = 0.0f;
+        for (int64_t s = 0; s < step.source_length; s++)
+          number += scores[row * padded + s] * values[s * row_stride + i];
+        attended[row * step.width + i] = number;
+      }
   }
 }
 

@@ -61,11 +61,7 @@ def can_compute(model: Any) -> bool:
         and not any(
             width % compiled.vaswani_vector_width()
             for layer in layers
-            for width in (
-                *(attention.key_dim for attention in (layer.self_attn, layer.encoder_attn)),
-                *(attention.value_dim for attention in (layer.self_attn, layer.encoder_attn)),
-                layer.fc1.out_features,
-            )
+            for width in (layer.fc1.in_features, layer.fc1.out_features)
         )
     )
 
