@@ -30,9 +30,11 @@ from transformers import (
     MarianTokenizer,
 )
 
+import given_tokenizers
 from toy_translation import toy_tokenizer
 from vaswani import (
     Translator,
+    VaswaniConfig,
     VaswaniDecoderConfig,
     VaswaniEncoderConfig,
     VaswaniForCausalLM,
@@ -42,7 +44,7 @@ from vaswani import (
 from vaswani.cli import run
 from vaswani.errors import UserError
 from vaswani.interop import combine
-from vaswani.interop.folders import convert_folder
+from vaswani.interop.folders import combine_folders, convert_folder
 
 BERT: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -401,3 +403,19 @@ def test_combined_from_folders(tmp_path: Path, capsys) -> None:
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "both")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "decoder")
     assert torch.equal(model.lm_head.weight, again.lm_head.weight)
+
+
+def test_special_tokens_that_a_bert_lacks_come_from_its_tokenizer(tmp_path: Path) -> None:
+    """As Rothe et al. (2020): targets begin with [CLS] and end with [SEP]."""
+    tokenizer = given_tokenizers.bert(tmp_path)
+    config = BertConfig(**{**BERT, "vocab_size": len(tokenizer)})
+    BertForMaskedLM(config).save_pretrained(tmp_path / "bert")
+    tokenizer.save_pretrained(tmp_path / "bert")
+    convert_folder(str(tmp_path / "bert"), tmp_path / "ours")
+    assert VaswaniEncoderConfig.from_pretrained(tmp_path / "ours").bos_token_id is None
+    combine_folders(str(tmp_path / "ours"), None, tmp_path / "both")
+    config = VaswaniConfig.from_pretrained(tmp_path / "both")
+    assert (config.bos_token_id, config.decoder_start_token_id) == (2, 2)
+    assert (config.eos_token_id, config.pad_token_id) == (3, 0)
+    translator = Translator.from_pretrained(tmp_path / "both", max_length=5)
+    assert len(translator([given_tokenizers.TEXTS[0]])) == 1

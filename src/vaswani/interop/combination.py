@@ -43,8 +43,7 @@ def combine(encoder: Any | None, decoder: Any | None, **values: Any) -> VaswaniF
     Raises:
         UserError: neither model is given, or the models differ in a field that both stacks must share.
     """
-    if encoder is None and decoder is None:
-        raise UserError("nothing to combine: give an encoder, a decoder or both")
+    check_given(encoder, decoder)
     if values.get("share_encoder_decoder_embeddings") and None not in (encoder, decoder):
         raise UserError(
             "share_encoder_decoder_embeddings=True would replace the encoder's embeddings by the decoder's; "
@@ -63,6 +62,12 @@ def combine(encoder: Any | None, decoder: Any | None, **values: Any) -> VaswaniF
             model.lm_head.load_state_dict(head.state_dict())
     model.tie_weights()
     return model
+
+
+def check_given(encoder: Any | None, decoder: Any | None) -> None:
+    """Raise a UserError if there is nothing to combine."""
+    if encoder is None and decoder is None:
+        raise UserError("nothing to combine: give an encoder, a decoder or both")
 
 
 def _config(encoder: Any, decoder: Any, values: dict[str, Any]) -> VaswaniConfig:

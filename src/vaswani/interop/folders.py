@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from vaswani.data.text_codec import begin_token_id, end_token_id
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.errors import RunError, UserError
 from vaswani.files.atomic_files import check_output_folder, whole_folder
@@ -27,7 +28,7 @@ from vaswani.hub.weights import (
     holds_adapter,
     load_weights,
 )
-from vaswani.interop.combination import combine
+from vaswani.interop.combination import check_given, combine
 from vaswani.interop.conversion import OUR_CLASSES, convert, export, format_of
 from vaswani.interop.sentence_modules import copy_sentence_modules
 from vaswani.interop.to_ctranslate2 import EXPORTED_WITHOUT_HEAD, check_engine, export_to_ctranslate2
@@ -212,21 +213,35 @@ def _size(folder: Path, to: str) -> int:
 def combine_folders(encoder: str | None, decoder: str | None, output: Path, **values: Any) -> PreTrainedModel:
     """Combine an encoder and a decoder (see `combine`) and save the model with their tokenizers.
 
+    Special tokens that the configuration of the decoder (or of the only half) lacks come from its tokenizer.
+
     Raises:
         UserError: a checkpoint or tokenizer does not exist, the models do not fit, or `output` is not empty.
         RunError: the disk is full or not writable; nothing is left.
     """
+    check_given(encoder, decoder)
     check_output_folder(output, "the model")
     folders = [local_folder(name) if name else None for name in (encoder, decoder)]
     halves = [load_exactly(folder, read_config(folder)) if folder else None for folder in folders]
-    model = combine(*halves, **values)
     source, target = (folder or next(filter(None, folders)) for folder in folders)
     tokenizers = (load_tokenizers(source)[0], load_tokenizers(target)[-1])
+    config = next(half.config for half in reversed(halves) if half)
+    model = combine(*halves, **{**_missing_tokens(config, tokenizers[1]), **values})
     for given, half, tokenizer in zip(folders, halves, tokenizers, strict=True):
         if given and half:
             check_vocabulary(given, half, tokenizer)
     _save(model, output, (tokenizers[0], tokenizers[0] if source == target else tokenizers[1]))
     return model
+
+
+def _missing_tokens(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]:
+    """Return the special tokens of targets that a configuration lacks, such as BERT's [CLS] and [SEP]."""
+    begin, padding = begin_token_id(tokenizer), tokenizer.pad_token_id
+    tokens = {"bos_token_id": begin, "eos_token_id": end_token_id(tokenizer), "pad_token_id": padding}
+    missing = {name: token for name, token in tokens.items() if getattr(config, name) is None}
+    if "bos_token_id" in missing:
+        missing["decoder_start_token_id"] = padding if begin is None else begin
+    return missing
 
 
 def merge_folder(source: str, output: Path) -> PreTrainedModel:
