@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import json
 import random
 from typing import Any
 
@@ -11,8 +12,10 @@ from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from given_tokenizers import write_sentencepiece
 from vaswani.data.batching import TokenBudgetBatchSampler, token_budget_batches
 from vaswani.data.bpe_dropout import BpeDropout, BpeDropoutDataset, PairSplitter
+from vaswani.data.sentencepiece_models import sentencepiece_tokenizer
 from vaswani.data.sources.dates import generate_dates
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.errors import UserError
@@ -79,13 +82,81 @@ def of_the_library(kind: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
 
 
-@pytest.mark.parametrize("kind", ["ours", "mark", "suffix", "prefix"])
-def test_dropout_keeps_the_text_and_zero_dropout_keeps_the_tokens(kind, tokenizer):
-    used = tokenizer if kind == "ours" else of_the_library(kind)
-    rows = used(TEXTS)["input_ids"]
-    assert split(used, TEXTS, 0.0) == rows
+SENTENCES = [" ".join(words) for words in itertools.permutations(["teacher", "station", "nation", "reaches"])]
+
+
+@pytest.fixture(scope="module")
+def sentencepiece(tmp_path_factory):
+    """A vocabulary whose merges are all the ways to form a piece, and that splits no text into words."""
+    folder = tmp_path_factory.mktemp("sentencepiece")
+    file = write_sentencepiece(folder / "bpe.model", SENTENCES, vocab_size=34, model_type="bpe")
+    return sentencepiece_tokenizer(file)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_dropout_splits_the_words_of_sentencepiece_as_the_paper(p, sentencepiece):
+    model = json.loads(sentencepiece.backend_tokenizer.to_str())["model"]
+    merges = [tuple(merge) for merge in model["merges"]]
+    draw = random.Random(0)
+    lengths = [
+        sum(len(by_the_paper([*f"▁{word}"], merges, p, draw)) for word in text.split())
+        for text in SENTENCES * 20
+    ]
+    found = [len(row) for row in split(sentencepiece, SENTENCES * 20, p)]
+    assert np.mean(found) == pytest.approx(np.mean(lengths), rel=0.02)
+
+
+def test_full_dropout_gives_the_characters_of_sentencepiece(sentencepiece):
+    for row, text in zip(split(sentencepiece, SENTENCES, 1.0), SENTENCES, strict=True):
+        assert sentencepiece.convert_ids_to_tokens(row) == [*f"▁{text}".replace(" ", "▁")]
+
+
+def test_full_dropout_gives_the_symbols_of_a_piece_whose_parts_are_listed_later():
+    merges = [("a", "bc"), ("ab", "c"), ("a", "b"), ("b", "c")]
+    vocabulary = {name: i for i, name in enumerate(("a", "b", "c", "ab", "bc", "abc"))}
+    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(vocabulary, merges)))
+    assert words(["abc"])["input_ids"] == [[5]] == split(words, ["abc"], 0.0)
+    assert split(words, ["abc"], 1.0) == [[0, 1, 2]]
+
+
+def test_pieces_may_cross_words(tmp_path):
+    file = write_sentencepiece(
+        tmp_path / "bpe.model",
+        ["the end of the day"] * 9,
+        vocab_size=40,
+        model_type="bpe",
+        split_by_whitespace=False,
+    )
+    tokenizer = sentencepiece_tokenizer(file)
+    (row,) = tokenizer(["the end of the day"])["input_ids"]
+    assert "▁" in tokenizer.convert_ids_to_tokens(row)[0].removeprefix("▁")
+    assert split(tokenizer, ["the end of the day"], 0.0) == [row]
+
+
+def test_rows_that_stay_whole_are_counted(sentencepiece, caplog):
+    texts = ["nation", "Ω", "Ω nation"]
+    rows = {
+        "input_ids": sentencepiece(texts)["input_ids"],
+        "labels": sentencepiece(SENTENCES[:3])["input_ids"],
+    }
+    splitter = PairSplitter(BpeDropout(sentencepiece, 0.5), BpeDropout(sentencepiece, 0.5), 90, 90, 900)
+    dataset = BpeDropoutDataset(Dataset.from_dict(rows), splitter, seed=0)
+    for epoch in (0, 1):
+        dataset.lengths_of_epoch(epoch)
+    assert caplog.messages == [
+        "bpe_dropout leaves 2 sources of 3 rows whole, whose tokens do not give their text again, as with "
+        "unknown tokens"
+    ]
+
+
+@pytest.mark.parametrize("kind", ["ours", "mark", "suffix", "prefix", "sentencepiece"])
+def test_dropout_keeps_the_text_and_zero_dropout_keeps_the_tokens(kind, tokenizer, sentencepiece):
+    used = {"ours": tokenizer, "sentencepiece": sentencepiece}.get(kind) or of_the_library(kind)
+    texts = SENTENCES if kind == "sentencepiece" else TEXTS
+    rows = used(texts)["input_ids"]
+    assert split(used, texts, 0.0) == rows
     for p in (0.2, 1.0):
-        new = split(used, TEXTS, p)
+        new = split(used, texts, p)
         assert sum(map(len, new)) > sum(map(len, rows))
         assert used.batch_decode(new) == used.batch_decode(rows)
 

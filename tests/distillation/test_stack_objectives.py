@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from datasets import Dataset
+from transformers import AutoConfig, AutoModelForMaskedLM
 
 from toy_labels import toy_config, toy_tokenizer
 from vaswani import (
@@ -166,6 +167,21 @@ def test_relations_are_those_of_queries_and_keys_and_of_values(causal: bool, tmp
         for a, b in (("query", "key"), ("value", "value"))
     ]
     torch.testing.assert_close(actual, 2 * (parts[0] + parts[1]) / 2)
+
+
+@pytest.mark.parametrize("name", ["bert", "distilbert", "roberta", "electra"])
+def test_projections_of_library_models_are_recorded(name: str) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 40}
+    if name == "distilbert":
+        sizes = {"dim": 16, "n_layers": 2, "n_heads": 2, "vocab_size": 40}
+    model = AutoModelForMaskedLM.from_config(AutoConfig.for_model(name, **sizes)).eval()
+    recorder, given = Recorder(model, projections=True), batch(40)
+    with recorder.recording():
+        model(**given)
+        (recorded,) = recorder.take().values()
+    assert {kind: states.shape for kind, states in recorded.items()} == dict.fromkeys(
+        ("query", "key", "value", "states"), (3, 7, 16)
+    )
 
 
 def task_trainer(name: str, tmp_path: Any, teachers: int = 1) -> Any:

@@ -6,8 +6,10 @@ its batches are planned, because the plan depends on the new lengths.
 """
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,10 @@ from vaswani.data.columns import Integers
 from vaswani.data.text_codec import Side, TextCodec
 from vaswani.errors import UserError
 
+logger = logging.getLogger(__name__)
+
 ROWS_AT_A_TIME = 20_000
+_SPACE = "▁"
 
 Words = npt.NDArray[np.bool_]
 
@@ -61,6 +66,7 @@ class BpeDropout:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, p: float, side: Side = "source"):
         model = check_bpe_dropout(tokenizer, p)
         self.p = p
+        self.num_kept = 0
         self.codec = TextCodec(tokenizer, side)
         self._read_merges(model["vocab"], model["merges"], model.get("continuing_subword_prefix") or "")
 
@@ -74,25 +80,29 @@ class BpeDropout:
             [[vocabulary[a], vocabulary[b], vocabulary[a + b.removeprefix(prefix)]] for a, b in pairs],
             dtype=np.int64,
         ).reshape(-1, 3)
-        symbols = {token: [token] for token in range(size)}
-        for left, right, merged in ids.tolist():
-            if len(symbols[merged]) == 1:
-                symbols[merged] = symbols[left] + symbols[right]
+        symbols = _base_symbols(size, ids.tolist())
         keys = ids[:, 0] * size + ids[:, 1]
         order = np.argsort(keys, kind="stable")
         self._size = size
         self._keys, self._ranks = keys[order], order
         self._merged = ids[:, 2]
         self._no_merge = len(ids)  # a rank beyond all others
-        self._num_symbols = np.array([len(symbols[token]) for token in range(size)])
-        self._symbols = np.concatenate([symbols[token] for token in range(size)])
+        self._num_symbols = np.array([len(each) for each in symbols])
+        self._symbols = np.concatenate(symbols)
         self._first_symbol = np.cumsum(self._num_symbols) - self._num_symbols
+        # SentencePiece marks the beginning of a word, and its tokenizers do not split texts into words.
+        crosses_words = any(right.startswith(_SPACE) and left.strip(_SPACE) for left, right in pairs)
+        self._begins_word = np.zeros(size, dtype=bool)
+        if not crosses_words:
+            self._begins_word[[token for piece, token in vocabulary.items() if piece.startswith(_SPACE)]] = (
+                True
+            )
 
     def word_starts(self, rows: Sequence[Sequence[int]]) -> list[Words]:
         """Return True for the tokens of each row that begin a word; merges do not cross words.
 
         If decoding and encoding a row does not reproduce it, as with an unknown token, each of its tokens
-        counts as a word and stays whole.
+        counts as a word and stays whole. `num_kept` counts such rows.
         """
         encoded = self.codec.encode(self.codec.decode(rows), adds_prefix=False)
         starts = []
@@ -101,9 +111,11 @@ class BpeDropout:
                 words = np.array(
                     [-1 - j if word is None else word for j, word in enumerate(encoded.word_ids(i))]
                 )
-                starts.append(np.diff(words, prepend=words[:1] - 1) != 0)
+                begins = self._begins_word[np.asarray(row, dtype=np.int64)]
+                starts.append(begins | (np.diff(words, prepend=words[:1] - 1) != 0))
             else:
                 starts.append(np.ones(len(row), dtype=bool))
+                self.num_kept += 1
         return starts
 
     def split(
@@ -177,6 +189,22 @@ class BpeDropout:
         exists = (self._keys[found] == keys) & (word[at] == word[at + 1])
         ranks[pairs] = np.where(exists, self._ranks[found], self._no_merge)
         return ranks
+
+
+def _base_symbols(size: int, merges: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the symbols of each token that no merge forms, from merges of ids (left, right, merged).
+
+    A token may have several merges, listed before those of their parts, as in SentencePiece's vocabularies.
+    """
+    parts: dict[int, tuple[int, int]] = {}
+    for left, right, merged in merges:
+        parts.setdefault(merged, (left, right))
+
+    @cache
+    def symbols(token: int) -> list[int]:
+        return [symbol for part in parts[token] for symbol in symbols(part)] if token in parts else [token]
+
+    return [symbols(token) for token in range(size)]
 
 
 @dataclass(frozen=True)
@@ -266,12 +294,24 @@ class BpeDropoutDataset(Dataset[dict[str, Any]]):
                 }
                 for number, rows in enumerate(self._parts())
             ]
+            if self._epoch is None:
+                self._report_kept_rows()
             self._epoch = epoch
         source, target = (
             np.array([len(row) for part in self._splits for row in part[name]])
             for name in ("input_ids", "labels")
         )
         return source, target
+
+    def _report_kept_rows(self) -> None:
+        """Log how many rows stay whole, which would otherwise be trained without dropout unnoticed."""
+        sides = {"sources": self.splitter.source, "targets": self.splitter.target}
+        kept = [f"{side.num_kept:,} {name}" for name, side in sides.items() if side.num_kept]
+        if kept:
+            logger.warning(
+                f"bpe_dropout leaves {' and '.join(kept)} of {len(self):,} rows whole, whose tokens do not "
+                "give their text again, as with unknown tokens"
+            )
 
     def _parts(self) -> Any:
         columns = self.rows.select_columns(["input_ids", "labels"])

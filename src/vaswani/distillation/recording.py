@@ -18,7 +18,10 @@ from vaswani.errors import UserError
 from vaswani.hub.checkpoint import serves
 
 PROJECTIONS = ("query", "key", "value")
-_PROJECTION_NAMES = (("q_proj", "k_proj", "v_proj"), ("q", "k", "v"), ("query", "key", "value"))
+_PROJECTION_NAMES = (
+    *(("q_proj", "k_proj", "v_proj"), ("q", "k", "v"), ("query", "key", "value")),
+    ("q_lin", "k_lin", "v_lin"),  # DistilBERT
+)
 
 
 class Recorder:
