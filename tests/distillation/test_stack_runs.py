@@ -139,7 +139,9 @@ def test_relations_need_keys_as_wide_as_queries(tmp_path: Path) -> None:
     objectives = DistillationObjectives(relation_weight=1.0, relation_heads=2)
     args = SimpleNamespace(tensor_parallel_size=1, device="cpu", gradient_checkpointing=False)
     trainer: Any = SimpleNamespace(model=model, args=args)
-    with pytest.raises(UserError, match="queries and keys of one width, and those of LlamaModel have 16 and 8"):
+    with pytest.raises(
+        UserError, match="queries and keys of one width, and those of LlamaModel have 16 and 8"
+    ):
         LossMixture(trainer, model, objectives)
 
 

@@ -92,11 +92,9 @@ class BpeDropout:
         self._first_symbol = np.cumsum(self._num_symbols) - self._num_symbols
         # SentencePiece marks the beginning of a word, and its tokenizers do not split texts into words.
         crosses_words = any(right.startswith(_SPACE) and left.strip(_SPACE) for left, right in pairs)
+        marked = [token for piece, token in vocabulary.items() if piece.startswith(_SPACE)]
         self._begins_word = np.zeros(size, dtype=bool)
-        if not crosses_words:
-            self._begins_word[[token for piece, token in vocabulary.items() if piece.startswith(_SPACE)]] = (
-                True
-            )
+        self._begins_word[marked] = not crosses_words
 
     def word_starts(self, rows: Sequence[Sequence[int]]) -> list[Words]:
         """Return True for the tokens of each row that begin a word; merges do not cross words.
