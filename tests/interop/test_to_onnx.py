@@ -232,9 +232,9 @@ def test_a_causal_model_continues_from_its_cache(fields, tmp_path):
             expected = model(input_ids=ids, attention_mask=mask).logits
         names = names_of(session.get_inputs())
         past = {
-            name: np.zeros((rows, 2, 0, 16), np.float32)
-            for name in names
-            if name.startswith("past_key_values")
+            each.name: np.zeros((rows, 2, 0, each.shape[3]), np.float32)
+            for each in session.get_inputs()
+            if each.name.startswith("past_key_values")
         }
         positions = torch.arange(length).expand_as(ids)
         found, end = [], 0
