@@ -23,7 +23,7 @@ from vaswani.interop import export_folder
 CAUSAL: dict[str, dict[str, Any]] = {
     "causal": {},
     "causal_counting_all": {"position_from_mask": False, "position_embedding": "learned"},
-    "causal_without_positions": {"position_from_mask": False, "position_embedding": "none"},
+    "causal_without_positions": {"position_from_mask": False, "position_embedding": "none", "key_dim": 6},
 }
 
 
