@@ -84,6 +84,16 @@ def test_the_text_of_a_control_symbol_is_text(tmp_path: Path) -> None:
     assert ours.decode(ids) == "</s> <s> cat"
 
 
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_the_name_of_a_byte_is_text(kind: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"byte_fallback": True, "vocab_size": 340, "user_defined_symbols": ["<sep>"]}
+    ours = sentencepiece_tokenizer(write_sentencepiece(tmp_path / "spm.model", model_type=kind, **options))
+    texts = ["the byte <0x41> cat", "cat<sep><0x41>", "<0x41>", "A ж"]
+    ids = TextCodec(ours).token_ids(texts, add_special_tokens=False)
+    assert ours.convert_tokens_to_ids("<0x41>") not in [*ids[0], *ids[1], *ids[2]]
+    assert [ours.decode(row) for row in ids] == texts
+
+
 @pytest.mark.parametrize("fault", ["truncated", "text", "empty", "words"])
 def test_an_invalid_sentencepiece_model_raises_an_error(fault: str, tmp_path: Path) -> None:
     file = write_sentencepiece(tmp_path / "spm.model", model_type="word" if fault == "words" else "unigram")

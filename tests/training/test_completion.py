@@ -282,6 +282,18 @@ def test_evaluate_gives_the_scores_of_the_training(toys, options, tmp_path, capf
     assert "bits_per_byte" in as_text["metrics"]
 
 
+def test_evaluate_reports_the_rows_that_it_leaves_out_or_cuts(toys, tmp_path, capfd):
+    rows = completion_rows(4, 9)
+    rows[0]["prompt"] *= 9
+    rows[1]["completion"] *= 40
+    write_jsonl(tmp_path / "rows.jsonl", rows)
+    data = ["--data", str(tmp_path / "rows.jsonl"), "--completion_field", "completion"]
+    flags = ["--max_source_length", "30", "--device", "cpu"]
+    assert run_command(["evaluate", "--model", str(toys / "ours"), *data, *flags]) == 0
+    expected = "kept 3 of 4 rows, 1 of them cut off; left out: 1 over-long"
+    assert expected in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("by", ["--completion_field", "--messages_field", "a pair of files"])
 def test_evaluate_scores_completions_of_any_causal_model(toys, tmp_path, capfd, by):
     """The loss is that of the tokens after the prompt, by hand."""

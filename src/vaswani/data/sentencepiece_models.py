@@ -1,10 +1,10 @@
 """Convert a SentencePiece model (Kudo and Richardson, 2018, arXiv:1808.06226) to a tokenizer of transformers.
 
 For unigram and BPE models, with their own normalization, the tokenizer gives the same token ids as
-`sentencepiece` itself, except in two rare cases: the text of a control symbol ("</s>") is split after its
-first character, and the tokenizers library drops combining marks after a character that normalization
-replaces. Decomposed letters, such as those of Korean and Vietnamese texts from a Mac, are composed (NFC)
-first, because the library does not look for them.
+`sentencepiece` itself, except in two rare cases: the name of a control symbol ("</s>") or of a byte
+("<0x41>") is split after its first character, and the tokenizers library drops combining marks after a
+character that normalization replaces. Decomposed letters, such as those of Korean and Vietnamese texts from a
+Mac, are composed (NFC) first, because the library does not look for them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def sentencepiece_tokenizer(file: Path) -> PreTrainedTokenizerFast:
     model = _read(file)
     tokenizer = Tokenizer(_model_of(model, file))
     tokenizer.normalizer = _normalizer(model.normalizer_spec)
-    steps = [pre_tokenizers.Split(_control_symbol_starts(model.pieces), "merged_with_previous")]
+    steps = [pre_tokenizers.Split(_starts_of_names(model.pieces), "merged_with_previous")]
     if given := _user_defined_pieces(model.pieces):
         steps.append(pre_tokenizers.Split(Regex("|".join(map(re.escape, given))), "isolated"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
@@ -146,10 +146,13 @@ def _user_defined_pieces(pieces: Any) -> list[str]:
     return sorted(given, key=len, reverse=True)
 
 
-def _control_symbol_starts(pieces: Any) -> Regex:
-    """Match the first character of each control symbol in a text.
+def _starts_of_names(pieces: Any) -> Regex:
+    """Match the first character of the name of a control symbol or of a byte (`<0x41>`) in a text.
 
-    The text is split after it, so that the symbol is encoded as ordinary text.
+    The text is split after it, so that the name is encoded as ordinary text.
     """
     names = [piece.piece for piece in pieces if piece.type in (_UNKNOWN, _CONTROL)]
-    return Regex("|".join(f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in names))
+    starts = [f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in names]
+    if any(piece.type == _BYTE for piece in pieces):
+        starts.append("<(?=0x[0-9A-F]{2}>)")
+    return Regex("|".join(starts))

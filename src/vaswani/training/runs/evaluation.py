@@ -152,11 +152,13 @@ def _evaluated(
     corpus = run.read([split])
     corpus.split(split)  # raises if it is missing
     data = run.config.data
-    report(f"{split} of {data.dataset or ' and '.join(data.test_file)}: {corpus.reports[split]}")
     run.check()
     tokenizers = run.build_tokenizers(corpus)
     model = run.build_model(tokenizers)
     rows = limit_rows(run.tokenize(corpus, tokenizers)[split], max_rows)
+    counts = corpus.reports[split]  # which tokenizing has completed
+    used = counts.in_words(run.describe_used_rows(split, rows, counts.kept))
+    report(f"{split} of {data.dataset or ' and '.join(data.test_file)}: {used}")
     trainer: Any = run.build_trainer({"train": rows}, tokenizers, model)
     trainer.remove_callback(PrinterCallback)
     trainer.evaluate(rows, metric_key_prefix=split)
