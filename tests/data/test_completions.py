@@ -102,6 +102,20 @@ def test_long_rows_lose_the_left_of_their_prompt(tokenizer):
     assert (report.kept, report.truncated, report.over_long) == (1, 1, 0)
 
 
+def test_a_long_chat_keeps_the_first_token_that_its_template_writes(tokenizer):
+    begin = tokenizer.bos_token_id
+    tokenizer.chat_template, before = "{{ bos_token }}" + TEMPLATE, tokenizer.chat_template
+    try:
+        rows = [{"messages": json.dumps([{"role": "user", "content": "bad and good"}, CHAT[1]])}]
+        (whole,) = tokenized(tokenizer, rows)
+        (cut,) = tokenized(tokenizer, rows, whole["length"] - 3)
+    finally:
+        tokenizer.chat_template = before
+    assert whole["input_ids"][0] == begin
+    assert cut["input_ids"] == [begin, *whole["input_ids"][4:]]
+    assert learned(tokenizer, cut) == learned(tokenizer, whole)
+
+
 def test_a_row_whose_completion_is_too_long_is_left_out(tokenizer):
     rows = [{"prompt": "the", "completion": " film" * 9}, {"prompt": "the", "completion": " film"}]
     report = RowReport(kept=2)

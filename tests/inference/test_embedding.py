@@ -575,6 +575,43 @@ def test_modules_that_are_not_known_are_refused(tmp_path: Path, change: dict[str
     embedder_in(tmp_path / "theirs", pooling="mean")
 
 
+@pytest.mark.parametrize(
+    ("file", "settings", "message"),
+    [
+        ("config_sentence_transformers.json", {"truncate_dim": 8}, "sets truncate_dim=8, which"),
+        (
+            "config_sentence_transformers.json",
+            {"prompts": {"query": "query: "}, "default_prompt_name": "query"},
+            "sets default_prompt_name='query', which",
+        ),
+        (
+            "config_sentence_transformers.json",
+            {"prompts": {"query": ""}, "default_prompt_name": "query", "truncate_dim": None},
+            None,
+        ),
+        ("sentence_bert_config.json", {"do_lower_case": True}, "sets do_lower_case=True, which"),
+        ("sentence_bert_config.json", {"do_lower_case": False}, None),
+    ],
+    ids=str,
+)
+def test_settings_that_would_change_the_vectors_are_refused(
+    tmp_path: Path, file: str, settings: dict[str, Any], message: str | None
+) -> None:
+    for part in (model_of("bert").float(), bert_tokenizer()):
+        part.save_pretrained(tmp_path / "bert")
+    modules = [Transformer(str(tmp_path / "bert")), Pooling(WIDTH, "mean")]
+    SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path / "theirs"))
+    path = tmp_path / "theirs" / file
+    saved = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps(saved | settings))
+    if message:
+        with pytest.raises(UserError, match=message):
+            embedder_in(tmp_path / "theirs")
+        embedder_in(tmp_path / "theirs", pooling="mean")
+    else:
+        embedder_in(tmp_path / "theirs")
+
+
 @pytest.mark.parametrize("rows_at_once", [500_000, 7])
 def test_semantic_search_of_sentence_transformers_accepts_the_vectors(rows_at_once: int) -> None:
     texts = list(dict.fromkeys(TEXTS))

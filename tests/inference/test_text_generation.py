@@ -462,6 +462,17 @@ def test_a_cut_prompt_keeps_its_begin_tokens_and_its_end(
     )
 
 
+def test_a_cut_chat_keeps_the_first_token_that_its_template_writes() -> None:
+    model, tokenizer = ours().double().eval(), gpt2_like()
+    tokenizer.chat_template = "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}"
+    generator = TextGenerator(model, tokenizer, max_new_tokens=NEW_TOKENS, too_long="cut", chat=True)
+    (found,) = generator.generate([[{"role": "user", "content": " ".join([TEXT] * 3)}]])
+    token_ids = tokenizer(" ".join([TEXT] * 3))["input_ids"]
+    read = [tokenizer.bos_token_id, *token_ids[len(token_ids) - (65 - NEW_TOKENS) + 1 :]]
+    assert found.prompt_cut_off
+    assert tokenizer.decode(loop(model, read), skip_special_tokens=True) == found.text
+
+
 def test_a_model_without_a_limit_reads_long_prompts() -> None:
     model = ours(position_embedding="sinusoidal").double().eval()
     (text,) = TextGenerator(model, gpt2_like(), max_new_tokens=3)([" ".join([TEXT] * 3)])

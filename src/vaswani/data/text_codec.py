@@ -277,6 +277,16 @@ def begin_token_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
     return tokenizer.cls_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
 
 
+def first_token_ids(codec: TextCodec) -> tuple[int, ...]:
+    """Return the tokens in front of a text that stay if it is cut on the left.
+
+    They are those that the tokenizer adds or, if it adds none, the token that begins a sequence, which a chat
+    template may write.
+    """
+    begin = begin_token_id(codec.tokenizer)
+    return codec.frame().leading or (() if begin is None else (begin,))
+
+
 def end_token_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Return the id of the token that ends a sequence: `</s>`, or BERT's and FSMT's separator; else None."""
     return tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id

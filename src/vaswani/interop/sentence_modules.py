@@ -10,7 +10,7 @@ from typing import Any
 from vaswani.errors import UserError
 
 MODULES = "modules.json"
-_SETTINGS = ("sentence_bert_config.json", "config_sentence_transformers.json")
+SETTINGS_OF_MODEL, SETTINGS_OF_VECTORS = "sentence_bert_config.json", "config_sentence_transformers.json"
 
 
 def sentence_modules(folder: Path) -> list[tuple[str, str]]:
@@ -54,7 +54,7 @@ def copy_sentence_modules(folder: Path, output: Path) -> tuple[str, ...]:
             )
         if place and given.is_dir():
             copytree(given, output / place)
-    for name in (MODULES, *_SETTINGS):
+    for name in (MODULES, SETTINGS_OF_MODEL, SETTINGS_OF_VECTORS):
         if (folder / name).is_file():
             copyfile(folder / name, output / name)
     return tuple(kind for kind, _ in following)

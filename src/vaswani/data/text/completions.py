@@ -27,7 +27,7 @@ from vaswani.data.sources.reading import Row
 from vaswani.data.sources.row_report import RowReport
 from vaswani.data.sources.splits import Source, arrow_table, check_fields, existing_file, file_identity
 from vaswani.data.text.chats import ASSISTANT, Chat, as_chat, rendered_chat, template_token_ids
-from vaswani.data.text_codec import TextCodec
+from vaswani.data.text_codec import TextCodec, first_token_ids
 from vaswani.errors import UserError
 
 IDS = List(Value("int32"))
@@ -138,8 +138,8 @@ def tokenize_completions(
         rows: columns `prompt` and `completion`, or `messages`.
         tokenizer: has an end token, and a chat template for chats.
         max_length: maximum number of tokens of a row. Longer rows lose tokens from the left of the prompt;
-            the tokens with which the tokenizer begins each text stay. Rows that are still too long are left
-            out.
+            the tokens with which the tokenizer or the chat template begins each text stay. Rows that are
+            still too long are left out.
         report: receives the counts of shortened rows and of rows left out.
         split: name of the split, for messages.
 
@@ -185,7 +185,7 @@ class RowBuilder:
         self.split = split
         self.codec = TextCodec(tokenizer)
         self.end = int(tokenizer.eos_token_id)
-        self.leading = self.codec.frame().leading
+        self.leading = first_token_ids(self.codec)
 
     def row(self, row: Mapping[str, str]) -> TokenRow:
         """Return a row with `prompt` and `completion`, or with `messages`, as token ids."""

@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vaswani.errors import UserError, listing, one_line
-from vaswani.interop.sentence_modules import MODULES, sentence_modules
+from vaswani.files.json_files import read_object
+from vaswani.interop.sentence_modules import (
+    MODULES,
+    SETTINGS_OF_MODEL,
+    SETTINGS_OF_VECTORS,
+    sentence_modules,
+)
 
 POOLINGS = {"mean": "mean", "cls": "cls", "max": "max", "last": "lasttoken"}  # sentence-transformers' names
 KNOWN_MODULES = {"Transformer", "Pooling", "Normalize"}
@@ -24,7 +30,7 @@ def sentence_pooling(folder: Path) -> SentencePooling:
     """Return how vectors of texts are made; the mean if sentence-transformers has not saved the folder.
 
     Raises:
-        UserError: the files cannot be read, or name a module that is not known here.
+        UserError: the files cannot be read, or name a module or a setting that is not known here.
     """
     path = folder / MODULES
     if not path.is_file():
@@ -42,5 +48,24 @@ def sentence_pooling(folder: Path) -> SentencePooling:
             f"{path} has the modules {listing(folder_of)}, and known are {listing(sorted(KNOWN_MODULES))}; "
             f"{REMEDY}"
         )
+    _check_settings(folder, folder_of.get("Transformer", folder))
     pooling = next((ours for ours, theirs in POOLINGS.items() if theirs == mode), mode)
     return SentencePooling(pooling, "Normalize" in folder_of)
+
+
+def _check_settings(folder: Path, model_folder: Path) -> None:
+    """Raise a UserError if a setting of sentence-transformers would change vectors and is not applied here.
+
+    These are a shorter vector, a prompt before each text, and texts in lower case.
+    """
+    vectors, model = folder / SETTINGS_OF_VECTORS, model_folder / SETTINGS_OF_MODEL
+    of_vectors, of_model = (read_object(path) if path.is_file() else {} for path in (vectors, model))
+    prompts, default = of_vectors.get("prompts"), of_vectors.get("default_prompt_name")
+    has_prompt = isinstance(prompts, dict) and bool(prompts.get(default))
+    for path, name, value in (
+        (vectors, "truncate_dim", of_vectors.get("truncate_dim")),
+        (vectors, "default_prompt_name", default if has_prompt else None),
+        (model, "do_lower_case", of_model.get("do_lower_case")),
+    ):
+        if value:
+            raise UserError(f"{path} sets {name}={value!r}, which is not applied here; {REMEDY}")
