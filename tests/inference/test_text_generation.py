@@ -464,6 +464,7 @@ def test_a_cut_prompt_keeps_its_begin_tokens_and_its_end(
 
 def test_a_cut_chat_keeps_the_first_token_that_its_template_writes() -> None:
     model, tokenizer = ours().double().eval(), gpt2_like()
+    tokenizer.bos_token = "<s>"
     tokenizer.chat_template = "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}"
     generator = TextGenerator(model, tokenizer, max_new_tokens=NEW_TOKENS, too_long="cut", chat=True)
     (found,) = generator.generate([[{"role": "user", "content": " ".join([TEXT] * 3)}]])
