@@ -141,12 +141,18 @@ def test_rows_that_stay_whole_are_counted(sentencepiece, caplog):
     }
     splitter = PairSplitter(BpeDropout(sentencepiece, 0.5), BpeDropout(sentencepiece, 0.5), 90, 90, 900)
     dataset = BpeDropoutDataset(Dataset.from_dict(rows), splitter, seed=0)
-    for epoch in (0, 1):
-        dataset.lengths_of_epoch(epoch)
-    assert caplog.messages == [
+    told = (
         "bpe_dropout leaves 2 sources of 3 rows whole, whose tokens do not give their text again, as with "
         "unknown tokens"
-    ]
+    )
+    for epoch in (0, 1):
+        dataset.lengths_of_epoch(epoch)
+    assert caplog.messages == [told]
+    caplog.clear()
+    of_stream = PairSplitter(BpeDropout(sentencepiece, 0.5), BpeDropout(sentencepiece, 0.5), 90, 90, 900)
+    for _ in range(2):
+        of_stream(list(dataset.rows), np.random.default_rng(0))
+    assert caplog.messages == [told]
 
 
 @pytest.mark.parametrize("kind", ["ours", "mark", "suffix", "prefix", "sentencepiece"])

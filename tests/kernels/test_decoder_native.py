@@ -78,7 +78,7 @@ def test_large_products_give_the_result_of_the_modules() -> None:
         {"d_model": 96, "key_dim": 16},
         {"d_model": 96, "key_dim": 13},
         {"decoder_attention_heads": 8},
-        {"d_model": 48, "key_dim": 40, "decoder_attention_heads": 2},
+        {"d_model": 48, "key_dim": 40},
     ],
     ids=str,
 )

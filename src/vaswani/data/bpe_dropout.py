@@ -19,13 +19,13 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from vaswani.data.columns import Integers
+from vaswani.data.sentencepiece_models import SPACE
 from vaswani.data.text_codec import Side, TextCodec
 from vaswani.errors import UserError
 
 logger = logging.getLogger(__name__)
 
 ROWS_AT_A_TIME = 20_000
-_SPACE = "▁"
 
 Words = npt.NDArray[np.bool_]
 
@@ -91,8 +91,8 @@ class BpeDropout:
         self._symbols = np.concatenate(symbols)
         self._first_symbol = np.cumsum(self._num_symbols) - self._num_symbols
         # SentencePiece marks the beginning of a word, and its tokenizers do not split texts into words.
-        crosses_words = any(right.startswith(_SPACE) and left.strip(_SPACE) for left, right in pairs)
-        marked = [token for piece, token in vocabulary.items() if piece.startswith(_SPACE)]
+        crosses_words = any(right.startswith(SPACE) and left.strip(SPACE) for left, right in pairs)
+        marked = [token for piece, token in vocabulary.items() if piece.startswith(SPACE)]
         self._begins_word = np.zeros(size, dtype=bool)
         self._begins_word[marked] = not crosses_words
 
@@ -250,12 +250,25 @@ class PairSplitter:
             for name, column in (("input_ids", sources), ("labels", targets))
         }
 
+    def report_kept(self, num_rows: int) -> None:
+        """Log how many of the rows so far stay whole, which would otherwise be unnoticed."""
+        sides = {"sources": self.source, "targets": self.target}
+        kept = [f"{side.num_kept:,} {name}" for name, side in sides.items() if side.num_kept]
+        if kept:
+            logger.warning(
+                f"bpe_dropout leaves {' and '.join(kept)} of {num_rows:,} rows whole, whose tokens do not "
+                "give their text again, as with unknown tokens"
+            )
+
     def __call__(
         self, rows: Sequence[Mapping[str, Any]], generator: np.random.Generator
     ) -> list[dict[str, Any]]:
-        """Return new splits of a list of rows; other columns are dropped."""
+        """Return new splits of the rows of a stream's buffer; other columns are dropped."""
         columns = {name: [row[name] for row in rows] for name in ("input_ids", "labels")}
+        told = self.source.num_kept or self.target.num_kept
         split = self.split(columns, self.word_starts(columns), generator)
+        if not told:
+            self.report_kept(len(rows))
         return [dict(zip(split, values, strict=True)) for values in zip(*split.values(), strict=True)]
 
 
@@ -293,23 +306,13 @@ class BpeDropoutDataset(Dataset[dict[str, Any]]):
                 for number, rows in enumerate(self._parts())
             ]
             if self._epoch is None:
-                self._report_kept_rows()
+                self.splitter.report_kept(len(self))
             self._epoch = epoch
         source, target = (
             np.array([len(row) for part in self._splits for row in part[name]])
             for name in ("input_ids", "labels")
         )
         return source, target
-
-    def _report_kept_rows(self) -> None:
-        """Log how many rows stay whole, which would otherwise be trained without dropout unnoticed."""
-        sides = {"sources": self.splitter.source, "targets": self.splitter.target}
-        kept = [f"{side.num_kept:,} {name}" for name, side in sides.items() if side.num_kept]
-        if kept:
-            logger.warning(
-                f"bpe_dropout leaves {' and '.join(kept)} of {len(self):,} rows whole, whose tokens do not "
-                "give their text again, as with unknown tokens"
-            )
 
     def _parts(self) -> Any:
         columns = self.rows.select_columns(["input_ids", "labels"])

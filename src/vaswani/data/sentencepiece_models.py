@@ -23,7 +23,7 @@ from vaswani.files.json_files import unreadable
 
 _UNIGRAM, _BPE = 1, 2  # `trainer_spec.model_type`
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # types of pieces
-_SPACE = "▁"
+SPACE = "▁"
 
 
 def sentencepiece_tokenizer(file: Path) -> PreTrainedTokenizerFast:
@@ -44,7 +44,7 @@ def sentencepiece_tokenizer(file: Path) -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     strip = [decoders.Strip(" ", 1, 0)] if model.normalizer_spec.add_dummy_prefix else []
     tokenizer.decoder = decoders.Sequence(
-        [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace(_SPACE, " "), *strip]
+        [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace(SPACE, " "), *strip]
     )
     names = {number: piece.piece for number, piece in enumerate(model.pieces)}
     ids = {kind: getattr(model.trainer_spec, f"{kind}_id") for kind in ("unk", "bos", "eos", "pad")}
@@ -136,8 +136,8 @@ def _normalizer(spec: Any) -> Any:
     if spec.remove_extra_whitespaces:
         steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     if spec.add_dummy_prefix:
-        steps.append(normalizers.Prepend(_SPACE))
-    return normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
+        steps.append(normalizers.Prepend(SPACE))
+    return normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
 
 
 def _user_defined_pieces(pieces: Any) -> list[str]:

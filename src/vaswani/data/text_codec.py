@@ -277,14 +277,14 @@ def begin_token_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
     return tokenizer.cls_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
 
 
-def first_token_ids(codec: TextCodec) -> tuple[int, ...]:
-    """Return the tokens in front of a text that stay if it is cut on the left.
+def first_token_ids(tokenizer: PreTrainedTokenizerBase, leading: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the tokens in front of a chat that stay if it is cut on the left.
 
-    They are those that the tokenizer adds or, if it adds none, the token that begins a sequence, which a chat
-    template may write.
+    They are those that the tokenizer adds (`leading`) or, if it adds none, the token that begins a sequence,
+    which a chat template may write.
     """
-    begin = begin_token_id(codec.tokenizer)
-    return codec.frame().leading or (() if begin is None else (begin,))
+    begin = begin_token_id(tokenizer)
+    return leading or (() if begin is None else (begin,))
 
 
 def end_token_id(tokenizer: PreTrainedTokenizerBase) -> int | None:

@@ -112,7 +112,7 @@ def _value(name: str, stack: str, configs: dict[str, VaswaniFamilyConfig]) -> An
     config = configs[stack]
     if name != "key_dim" or all(each.key_dim is None for each in configs.values()):
         return getattr(config, name)
-    return config.key_width(stack) // getattr(config, f"{stack}_attention_heads")
+    return config.head_widths(getattr(config, f"{stack}_attention_heads"))[0]
 
 
 def _stack_with(name: str, configs: dict[str, VaswaniFamilyConfig]) -> str:

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from vaswani.errors import UserError
 from vaswani.interop import torch_transformer
 from vaswani.interop.bert import BERT, BIG_BIRD, DISTILBERT
+from vaswani.interop.equal_weights import with_usual_keys
 from vaswani.interop.formats import SPECIAL_TOKENS, Format
 from vaswani.interop.gpt import GPT2, OPENAI_GPT
 from vaswani.interop.marian_fsmt import FSMT, MARIAN
@@ -86,7 +87,7 @@ def export(model: PreTrainedModel, to: str) -> nn.Module:
     ours = type(model).__name__
     if not isinstance(model.config, target.our_config_class) or ours not in classes:
         raise UserError(f"{ours} has no counterpart among {to} models, which have {', '.join(classes)}")
-    config, our_state = target.prepared(model)
+    config, our_state = with_usual_keys(*target.prepared(model))
     theirs = getattr(transformers, classes[ours])(target.to_theirs(config)).to(model.dtype)
     state = to_theirs(our_state, target.rules(classes[ours]), theirs.state_dict())
     return _filled(theirs, state, model)

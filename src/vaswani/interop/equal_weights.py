@@ -35,10 +35,10 @@ def with_usual_keys(config: Config, state: State) -> tuple[Config, State]:
     if config.key_dim is None:
         return config, state
     for stack in config.stacks:
-        if config.key_width(stack) > config.d_model:
-            value_dim = config.d_model // getattr(config, f"{stack}_attention_heads")
+        key_dim, value_dim = config.head_widths(getattr(config, f"{stack}_attention_heads"))
+        if key_dim > value_dim:
             raise UserError(
-                f"key_dim={config.key_dim} is not supported: elsewhere, keys are at most as wide as values, "
+                f"key_dim={key_dim} is not supported: elsewhere, keys are at most as wide as values, "
                 f"which have {value_dim} features in a head of the {stack}"
             )
     usual = deepcopy(config)
@@ -52,11 +52,10 @@ def _widened(config: VaswaniFamilyConfig, name: str, tensor: torch.Tensor) -> to
     if places[-2] not in ("q_proj", "k_proj"):
         return tensor
     heads = getattr(config, f"{'encoder' if 'encoder' in places else 'decoder'}_attention_heads")
-    of_heads = tensor.unflatten(0, (heads, config.key_dim))
-    value_dim = config.d_model // heads
+    key_dim, value_dim = config.head_widths(heads)
     wide = tensor.new_zeros(heads, value_dim, *tensor.shape[1:])
-    factor = (value_dim / config.key_dim) ** 0.5 if places[-2] == "q_proj" else 1.0
-    wide[:, : config.key_dim] = of_heads * factor
+    factor = (value_dim / key_dim) ** 0.5 if places[-2] == "q_proj" else 1.0
+    wide[:, :key_dim] = tensor.unflatten(0, (heads, key_dim)) * factor
     return wide.flatten(0, 1)
 
 

@@ -11,7 +11,7 @@ import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from vaswani.data.text_codec import begin_token_id, end_token_id
+from vaswani.data.given_tokenizers import special_tokens
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.errors import RunError, UserError
 from vaswani.files.atomic_files import check_output_folder, whole_folder
@@ -236,12 +236,10 @@ def combine_folders(encoder: str | None, decoder: str | None, output: Path, **va
 
 def _missing_tokens(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]:
     """Return the special tokens of targets that a configuration lacks, such as BERT's [CLS] and [SEP]."""
-    begin, padding = begin_token_id(tokenizer), tokenizer.pad_token_id
-    tokens = {"bos_token_id": begin, "eos_token_id": end_token_id(tokenizer), "pad_token_id": padding}
-    missing = {name: token for name, token in tokens.items() if getattr(config, name) is None}
-    if "bos_token_id" in missing:
-        missing["decoder_start_token_id"] = padding if begin is None else begin
-    return missing
+    tokens = special_tokens(tokenizer, tokenizer)
+    start = tokens.pop("decoder_start_token_id")
+    starts = {"decoder_start_token_id": start} if config.bos_token_id is None else {}
+    return {name: token for name, token in tokens.items() if getattr(config, name) is None} | starts
 
 
 def merge_folder(source: str, output: Path) -> PreTrainedModel:

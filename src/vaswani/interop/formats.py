@@ -14,7 +14,6 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 
 from vaswani.errors import UserError, one_line
-from vaswani.interop.equal_weights import with_usual_keys
 from vaswani.interop.weights import Rule, State, with_prefix
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 
@@ -30,7 +29,6 @@ SHARED_FIELDS = (
 
 # Values of our fields in most other implementations; a format replaces those that differ.
 USUAL: dict[str, Any] = {
-    "key_dim": None,
     "norm_order": "post",
     "final_norm": False,
     "embedding_norm": False,
@@ -76,9 +74,7 @@ class Format:
     free: frozenset[str] = frozenset({"position_from_mask"})  # no effect if padding is on the right
     derived: Callable[[Any, str], dict[str, Any]] = lambda config, class_name: {}
     derived_back: Callable[[Any], dict[str, Any]] = lambda config: {}
-    prepared: Callable[[Any], tuple[Any, State]] = lambda model: with_usual_keys(
-        model.config, model.state_dict()
-    )
+    prepared: Callable[[Any], tuple[Any, State]] = lambda model: (model.config, model.state_dict())
 
     def rules(self, class_name: str) -> tuple[Rule, ...]:
         """Return the rules for the tensors of one of their classes."""

@@ -6,11 +6,7 @@ from typing import Any
 from transformers import FSMTConfig, MarianConfig
 
 from vaswani.errors import UserError
-from vaswani.interop.equal_weights import (
-    with_concatenated_sinusoids,
-    with_usual_keys,
-    with_zero_biases,
-)
+from vaswani.interop.equal_weights import with_concatenated_sinusoids, with_zero_biases
 from vaswani.interop.formats import USUAL, Format
 from vaswani.interop.weights import Rule, State, linear
 from vaswani.model.configuration_vaswani import VaswaniConfig
@@ -79,7 +75,7 @@ def _prepared_for_marian(model: Any) -> tuple[VaswaniConfig, State]:
             f"sinusoidal_layout='interleaved' is not supported for {type(model).__name__}: in a MarianModel, "
             "the features of its outputs would have another order; convert a VaswaniForConditionalGeneration"
         )
-    return with_zero_biases(*with_concatenated_sinusoids(*with_usual_keys(config, model.state_dict())))
+    return with_zero_biases(*with_concatenated_sinusoids(config, model.state_dict()))
 
 
 MARIAN = Format(

@@ -139,12 +139,12 @@ class Graph:
 def _encoder_decoder(model: Any) -> list[Graph]:
     """Return the graphs of an encoder-decoder: the encoder, the first decoding step and the later steps."""
     config = model.config
-    heads, widths = config.decoder_attention_heads, _head_widths(config)
+    heads = config.decoder_attention_heads
     past = {
         f"{layer}.{stack}.{part}": (BATCH, heads, length, width)
         for layer in range(config.decoder_layers)
         for stack, length in (("decoder", PAST), ("encoder", SOURCE))
-        for part, width in widths.items()
+        for part, width in zip(("key", "value"), config.head_widths(heads), strict=True)
     }
     source = {"encoder_attention_mask": (BATCH, SOURCE)}
     target = {"input_ids": (BATCH, TARGET)}
@@ -168,12 +168,6 @@ def _encoder_decoder(model: Any) -> list[Graph]:
             ["logits", *(f"present.{name}" for name in past if ".decoder." in name)],
         ),
     ]
-
-
-def _head_widths(config: Any) -> dict[str, int]:
-    """Return the widths of the keys and values of a head of the decoder, by their names in a cache."""
-    heads = config.decoder_attention_heads
-    return {"key": config.key_width("decoder") // heads, "value": config.d_model // heads}
 
 
 def _encode(model: Any, inputs: Tensors) -> list[torch.Tensor]:
@@ -244,10 +238,11 @@ def _fields(names: list[str]) -> Callable[[Any, Tensors], list[torch.Tensor]]:
 def _causal(model: Any) -> list[Graph]:
     """Return the graph of a causal language model."""
     config = model.config
+    heads = config.decoder_attention_heads
     past = {
-        f"{layer}.{part}": (BATCH, config.decoder_attention_heads, PAST_LENGTH, width)
+        f"{layer}.{part}": (BATCH, heads, PAST_LENGTH, width)
         for layer in range(config.decoder_layers)
-        for part, width in _head_widths(config).items()
+        for part, width in zip(("key", "value"), config.head_widths(heads), strict=True)
     }
     # With `position_from_mask`, the file counts the tokens that the mask shows; without positions, none.
     counts_all = not config.position_from_mask and config.position_embedding != "none"

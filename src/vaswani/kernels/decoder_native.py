@@ -284,12 +284,10 @@ class _Layer(ctypes.Structure):
 
 class _Step(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("rows", "own_beams", "source_rows", "heads", "key_dim")),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("value_dim", "width", "source_length", "padded_length", "past_length")
-        ),
-        *((name, ctypes.c_int64) for name in ("capacity", "norm_first", "is_silu", "num_layers")),
+        *((name, ctypes.c_int64) for name in ("rows", "own_beams", "source_rows", "heads")),
+        *((name, ctypes.c_int64) for name in ("key_dim", "value_dim", "width", "source_length")),
+        *((name, ctypes.c_int64) for name in ("padded_length", "past_length", "capacity", "norm_first")),
+        *((name, ctypes.c_int64) for name in ("is_silu", "num_layers")),
         *((name, ctypes.c_int64) for name in ("num_threads", "num_embeddings")),
         *((name, ctypes.c_double) for name in ("scale", "scaling")),
         *((name, ctypes.c_void_p) for name in ("tokens", "ancestors", "embeddings", "position")),

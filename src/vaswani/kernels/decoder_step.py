@@ -132,8 +132,7 @@ class DecoderStep:
         self.embed_norm, self.last_norm = _norm(decoder.embed_norm), _norm(decoder.layer_norm)
         self.norm_first = first.norm_first
         self.activation = first.activation_fn
-        attention = self.attention = first.self_attn
-        self.key_dim, self.value_dim, self.scaling = attention.key_dim, attention.value_dim, attention.scaling
+        self.attention = first.self_attn  # others have the same widths
         self.has_padding = source_mask is not None and not bool(source_mask.all())
         self.project = product_by(model.get_output_embeddings(), num_rows)
 
@@ -180,8 +179,8 @@ class DecoderStep:
         for index, (own, source, feed_forward) in enumerate(self.layers):
             query, key, value, output = own.products
             x = own.norm(states) if self.norm_first else states
-            new = _heads(key(x), self.key_dim), _heads(value(x), self.value_dim)
-            keys, values = own_cache[index].update(*new)
+            new_keys = _heads(key(x), self.attention.key_dim)
+            keys, values = own_cache[index].update(new_keys, _heads(value(x), self.attention.value_dim))
             states = self._add(states, output(self._attend(query(x), keys, values, own_mask)), own)
 
             query, output = source.products
@@ -207,16 +206,17 @@ class DecoderStep:
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
         """[R, 1, H·Dk], [R/K, H, S, Dk] and [R/K, H, S, Dv] -> [R, 1, d_model]."""
-        sources, heads = keys.shape[:2]
-        queries = query.view(sources, -1, heads, self.key_dim).transpose(1, 2)  # [R/K, H, K, Dk]
+        attention, (sources, heads) = self.attention, keys.shape[:2]
+        queries = query.view(sources, -1, heads, attention.key_dim).transpose(1, 2)  # [R/K, H, K, Dk]
+        scaling = attention.scaling
         if gains_from_short_attention(queries, keys, mask, dropout=0.0):
-            output = weights_of_seen(queries, keys, mask, self.scaling) @ values
-        elif self.key_dim == self.value_dim:
-            output = scaled_dot_product_attention(queries, keys, values, mask, scale=self.scaling)
+            output = weights_of_seen(queries, keys, mask, scaling) @ values
+        elif attention.key_dim == attention.value_dim:
+            output = scaled_dot_product_attention(queries, keys, values, mask, scale=scaling)
         else:  # which PyTorch's fused kernel does not take
-            states = queries, keys, values
-            output, _ = eager_attention_forward(self.attention, *states, mask, self.scaling)
-            return output.reshape(*query.shape[:2], -1)
+            output = eager_attention_forward(attention, queries, keys, values, mask, scaling)[0].transpose(
+                1, 2
+            )
         return output.transpose(1, 2).reshape(*query.shape[:2], -1)
 
     def _add(self, states: torch.Tensor, output: torch.Tensor, sublayer: Sublayer) -> torch.Tensor:

@@ -132,8 +132,7 @@ class VaswaniAttention(nn.Module):
         self.pattern = pattern
         self.layer_idx = layer_idx
         self.is_causal = is_causal  # read by the kernels when there is no mask
-        self.value_dim = config.d_model // num_heads
-        self.key_dim = self.value_dim if config.key_dim is None else config.key_dim
+        self.key_dim, self.value_dim = config.head_widths(num_heads)
         self.scaling = self.key_dim**-0.5
         self.dropout = config.attention_dropout
         self.q_proj = Linear(config.d_model, num_heads * self.key_dim, bias=config.attention_bias)

@@ -204,10 +204,19 @@ class VaswaniFamilyConfig(AnyKernelReturnsAttentions, PreTrainedConfig):
         attention = getattr(self, f"{stack}_attention")
         return [attention] * getattr(self, f"{stack}_layers") if isinstance(attention, str) else attention
 
+    def head_widths(self, num_heads: int) -> tuple[int, int]:
+        """Return the widths d_k and d_v of the keys and the values of each of so many heads."""
+        value_dim = self.d_model // num_heads
+        return value_dim if self.key_dim is None else self.key_dim, value_dim
+
     def key_width(self, stack: str) -> int:
         """Return the width h · d_k of the keys of all heads of the `"encoder"` or the `"decoder"`."""
         heads: int = getattr(self, f"{stack}_attention_heads")
-        return self.d_model if self.key_dim is None else heads * self.key_dim
+        return heads * self.head_widths(heads)[0]
+
+    def key_value_width(self, stack: str) -> int:
+        """Return the width h · (d_k + d_v) of the keys and values of all heads, which a cache keeps."""
+        return self.key_width(stack) + self.d_model
 
     def sparse_pattern(self, stack: str, layer: int) -> SparsePattern | None:
         """Return the sparse pattern of a layer's self-attention, or `None` if it is full."""

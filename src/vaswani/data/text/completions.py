@@ -185,7 +185,7 @@ class RowBuilder:
         self.split = split
         self.codec = TextCodec(tokenizer)
         self.end = int(tokenizer.eos_token_id)
-        self.leading = first_token_ids(self.codec)
+        self.leading = first_token_ids(tokenizer, self.codec.frame().leading)
 
     def row(self, row: Mapping[str, str]) -> TokenRow:
         """Return a row with `prompt` and `completion`, or with `messages`, as token ids."""

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani.data.text.chats import ASSISTANT, USER, Chat, as_chat, rendered_chat
-from vaswani.data.text_codec import Frame, TextCodec, begin_token_id, first_token_ids
+from vaswani.data.text_codec import Frame, begin_token_id, first_token_ids
 from vaswani.errors import UserError, check_positive
 from vaswani.inference.batches import BUFFERED_TEXTS, buffers, checked, listed
 from vaswani.inference.continuing import Prompt, TokenIds
@@ -223,9 +222,11 @@ class TextGenerator(FromPretrained):
             raise UserError(fitted.problem)
         return self._pieces(request.prompt, fitted, number)
 
-    @cached_property
+    @property
     def _leading(self) -> TokenIds:
-        return first_token_ids(TextCodec(self.language_model.tokenizer))
+        """The tokens that stay in front of a prompt that is cut."""
+        leading = self.language_model.leading
+        return first_token_ids(self.language_model.tokenizer, leading) if self.chat else leading
 
     def _kept(self, positions: int) -> int:
         """Return the number of tokens of a prompt that is cut; the last new token needs no position."""

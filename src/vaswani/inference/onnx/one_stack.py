@@ -153,9 +153,8 @@ class OnnxCausalModel(OnnxModel, GenerationMixin):
 
     def _nothing(self, rows: int) -> dict[str, torch.Tensor]:
         """Return the inputs for an empty cache: [B, H, 0, Dk or Dv] for the keys and values of each layer."""
-        config: Any = self.config
-        heads = config.num_attention_heads
-        widths = {"key": config.key_width("decoder") // heads, "value": config.hidden_size // heads}
+        heads = self.config.num_attention_heads
+        widths = dict(zip(("key", "value"), self.config.head_widths(heads), strict=True))
         return {
             name: torch.zeros(rows, heads, 0, widths[name.rpartition(".")[2]])
             for name in self.inputs

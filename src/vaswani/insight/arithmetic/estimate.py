@@ -171,7 +171,7 @@ def memory(model: VaswaniPreTrainedModel, phases: Phases) -> dict[str, dict[str,
     }
     inference: dict[str, float] = {"weights": work.number * phases.parameters}
     inner = max(getattr(config, f"{stack}_ffn_dim") for stack in config.stacks) // work.devices
-    projected = max(2 * (config.d_model + config.key_width(stack)) for stack in config.stacks) // work.devices
+    projected = max(2 * config.key_value_width(stack) for stack in config.stacks) // work.devices
     rows = work.rows if config.stacks == ("decoder",) else work.batch
     states = rows * work.source * (2 * config.d_model + max(inner, projected))
     if work.target:
@@ -193,9 +193,9 @@ def memory(model: VaswaniPreTrainedModel, phases: Phases) -> dict[str, dict[str,
 def relations_of(config: VaswaniFamilyConfig, work: Work, device: Device) -> Relations:
     """Return kipply's relations for the decoder, or for a model with only an encoder."""
     stack = config.stacks[-1]
-    layers, width, key_width = getattr(config, f"{stack}_layers"), config.d_model, config.key_width(stack)
+    layers, width, cached = getattr(config, f"{stack}_layers"), config.d_model, config.key_value_width(stack)
     # Self-attention projects queries, keys, values and outputs, cross-attention queries and outputs.
     pairs = 3 if config.is_encoder_decoder else 2
-    weights = layers * width * (pairs * (width + key_width) + 2 * getattr(config, f"{stack}_ffn_dim"))
+    weights = layers * width * (pairs * cached + 2 * getattr(config, f"{stack}_ffn_dim"))
     sums = 3 if config.is_encoder_decoder else 2
-    return Relations(layers, width, key_width, weights, sums, device, work.devices, work.dtype, work.number)
+    return Relations(layers, width, cached, weights, sums, device, work.devices, work.dtype, work.number)

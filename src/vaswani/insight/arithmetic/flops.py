@@ -69,22 +69,21 @@ def _layers_flops(config: VaswaniFamilyConfig, stack: str, rows: int, tokens: in
     heads, layers, inner = (
         getattr(config, f"{stack}_{size}") for size in ("attention_heads", "layers", "ffn_dim")
     )
-    width, widths = config.d_model, config.d_model + config.key_width(stack)
+    width, widths = config.d_model, config.key_value_width(stack)
     weights = layers * (2 * width * widths + 2 * width * inner)
     return 2 * rows * (tokens * weights + pairs * (widths // heads))
 
 
 def cross_attention_flops(config: VaswaniFamilyConfig, rows: int, source_length: int, length: int) -> int:
     """Return the operations of cross-attention for [rows, length] queries, without keys and values."""
-    widths = config.d_model + config.key_width("decoder")
-    per_token = (config.d_model + source_length) * widths
+    per_token = (config.d_model + source_length) * config.key_value_width("decoder")
     return 2 * rows * length * config.decoder_layers * per_token
 
 
 def source_projection_flops(config: VaswaniFamilyConfig, rows: int, source_length: int) -> int:
     """Return the operations of the projections to the source's keys and values in all decoder layers."""
-    widths = config.d_model + config.key_width("decoder")
-    return 2 * rows * source_length * config.decoder_layers * config.d_model * widths
+    per_token = config.d_model * config.key_value_width("decoder")
+    return 2 * rows * source_length * config.decoder_layers * per_token
 
 
 def prediction_flops(config: VaswaniFamilyConfig, num_tokens: Number) -> Number:

@@ -22,8 +22,7 @@ BYTES_OF_A_CHOICE = 1  # kept by dropout for each element
 
 def self_cache_bytes(config: VaswaniFamilyConfig, rows: int, tokens: int, dtype: str) -> int:
     """Return the bytes of keys and values of `tokens` tokens in each of B·K rows of a decoder."""
-    widths = config.d_model + config.key_width("decoder")
-    return config.decoder_layers * widths * rows * tokens * BYTES[dtype]
+    return config.decoder_layers * config.key_value_width("decoder") * rows * tokens * BYTES[dtype]
 
 
 def cross_cache_bytes(config: VaswaniFamilyConfig, rows: int, source: int, dtype: str) -> int:
@@ -88,7 +87,7 @@ class _ActivationBytes:
         if source_length is not None:
             each = tokens * self._cross_attention() + self._weights(stack, length, source_length)
             inputs = 2 if self.is_half else 0  # in float32, the encoder's output, already counted
-            divided = (width + config.key_width(stack)) // self.devices
+            divided = config.key_value_width(stack) // self.devices
             sources = self.rows * source_length * self.number * (inputs * width + divided)
             layers += config.decoder_layers * (each + sources)
         return tokens * ends + layers
@@ -96,13 +95,12 @@ class _ActivationBytes:
     def _self_attention(self, stack: str) -> int:
         """Return bytes per token: input (under autocast once per projection), q, k, v, output, and norm."""
         inputs, width = 3 if self.is_half else 1, self.config.d_model
-        divided = 2 * (width + self.config.key_width(stack)) // self.devices
+        divided = 2 * self.config.key_value_width(stack) // self.devices
         return (inputs * width + divided) * self.number + width * self.choices + self.norm
 
     def _cross_attention(self) -> int:
         """Return bytes per target token: the input, q, the output, and the norm."""
-        width = self.config.d_model
-        divided = (width + self.config.key_width("decoder")) // self.devices
+        width, divided = self.config.d_model, self.config.key_value_width("decoder") // self.devices
         return (width + divided) * self.number + width * self.choices + self.norm
 
     def _feed_forward(self, stack: str) -> int:

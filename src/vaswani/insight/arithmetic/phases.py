@@ -278,8 +278,9 @@ class Phases:
     def _visible_cache(self, past: int, steps: int) -> float:
         """Return the bytes of keys and values that steps read; sparse layers read only visible ones."""
         config, work = self.config, self.work
-        widths = (config.d_model + config.key_width("decoder")) // config.decoder_attention_heads
-        numbers = decoding_pairs(config, past, steps) * widths
+        numbers = decoding_pairs(config, past, steps) * sum(
+            config.head_widths(config.decoder_attention_heads)
+        )
         return work.rows * numbers * work.number / work.devices
 
 

@@ -20,8 +20,8 @@ class Relations:
 
     Args:
         n_layers: layers of the decoder, or of the encoder if there is no decoder.
-        d_model: width of the model, and of the values of all heads.
-        key_width: width of the keys of all heads; d_model in GPT.
+        d_model: width of the model.
+        key_value_width: width of the keys and values of all heads, 2 · d_model in GPT.
         P: weights that one token is multiplied by in all layers.
         sums: sums between devices per layer; each takes two messages.
         device: one of the devices, with its rates.
@@ -32,7 +32,7 @@ class Relations:
 
     n_layers: int
     d_model: int
-    key_width: int
+    key_value_width: int
     P: int
     sums: int
     device: Device
@@ -46,11 +46,11 @@ class Relations:
 
     def cache_bytes_per_token(self) -> int:
         """Return 2 · n_layers · d_model numbers in bytes in GPT: a key and a value in each layer."""
-        return self.n_layers * (self.d_model + self.key_width) * self.number
+        return self.n_layers * self.key_value_width * self.number
 
     def cache_flops_per_token(self) -> int:
         """Return 2 · 2 · n_layers · d_model² in GPT: the projections that the cache saves."""
-        return 2 * self.n_layers * self.d_model * (self.d_model + self.key_width)
+        return 2 * self.n_layers * self.d_model * self.key_value_width
 
     def tokens_at_balance(self) -> float:
         """Return the tokens in one pass for which arithmetic takes as long as reading the weights."""
