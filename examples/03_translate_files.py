@@ -26,7 +26,7 @@ for translation in translator.translate(lines, n_best=3):
 with tempfile.TemporaryDirectory() as folder:
     source, plain, ranked = (Path(folder, name) for name in ("dates.txt", "iso.txt", "iso.jsonl"))
     source.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    command = [sys.executable, "-m", "vaswani.cli", "translate", "--model", model, "--input", str(source)]
+    command = [sys.executable, "-m", "vaswani", "translate", "--model", model, "--input", str(source)]
     subprocess.run([*command, "--output", str(plain)], check=True)
     subprocess.run([*command, "--output", str(ranked), "--n_best", "2"], check=True)
     for line, record in zip(plain.read_text(encoding="utf-8").splitlines(), ranked.open(), strict=True):

@@ -79,7 +79,7 @@ def records(capfd, *arguments: str | Path) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.process
 def test_standard_output_holds_only_one_vector_per_line(model: Path) -> None:
-    command = [sys.executable, "-m", "vaswani.cli", "embed", "--model", str(model)]
+    command = [sys.executable, "-m", "vaswani", "embed", "--model", str(model)]
     done = subprocess.run(command, input=TEXT.encode() + b"t\xffwo\n", capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     written = [json.loads(line) for line in done.stdout.decode().splitlines()]

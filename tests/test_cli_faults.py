@@ -59,7 +59,7 @@ def test_nothing_is_imported_from_the_current_folder(hostile, script, way):
     beside = Path(sys.executable).parent
     command = {
         "script": [script],
-        "module": [sys.executable, "-m", "vaswani.cli"],
+        "module": [sys.executable, "-m", "vaswani"],
         "torchrun": [beside / "torchrun", "--nproc_per_node", "1", "--no-python", script],
         "accelerate": [
             *(

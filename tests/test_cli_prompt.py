@@ -61,7 +61,7 @@ def test_an_output_that_would_replace_the_task_rows_gives_an_error(
 @pytest.mark.process
 def test_a_process_reports_the_accuracy_by_number_of_shots(model: Path, tmp_path: Path) -> None:
     task = write_task(tmp_path)
-    command = [sys.executable, "-m", "vaswani.cli", "prompt", "--model", model, "--task", task]
+    command = [sys.executable, "-m", "vaswani", "prompt", "--model", model, "--task", task]
     done = subprocess.run(
         [*map(str, command), "--shots", "0,1,4"], capture_output=True, text=True, check=False
     )

@@ -22,7 +22,7 @@ from vaswani.files.line_files import LineWriter
 from vaswani.inference.translate.translation import Translator
 from vaswani.kernels import int8_linear
 
-COMMAND = [sys.executable, "-m", "vaswani.cli"]
+COMMAND = [sys.executable, "-m", "vaswani"]
 TEXT = "one two three\n\nfour\n"
 GREEDY = ["--num_beams", "1"]
 

@@ -1,6 +1,6 @@
 """Keep the command from importing files of the current folder. `vaswani` imports this module first.
 
-`python -m vaswani.cli` puts the current folder first on `sys.path`, so that it would import a `yaml.py`
+`python -m vaswani` puts the current folder first on `sys.path`, so that it would import a `yaml.py`
 beside the data. This module removes the folder from the path. It imports only modules that Python has already
 loaded.
 """
@@ -41,10 +41,10 @@ def _leave_out_current_folder() -> None:
 
 
 def _is_module() -> bool:
-    """Return whether `python -m vaswani.cli` is importing the package."""
+    """Return whether `python -m vaswani` is importing the package."""
     if sys.argv[:1] != ["-m"] or len(sys.orig_argv) <= len(sys.argv):
         return False
-    return sys.orig_argv[-len(sys.argv)].removeprefix("-m") == "vaswani.cli"
+    return sys.orig_argv[-len(sys.argv)].removeprefix("-m") == "vaswani"
 
 
 _leave_out_current_folder()

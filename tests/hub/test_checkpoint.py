@@ -79,6 +79,30 @@ def test_an_unknown_hub_name_raises_an_error(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("runs/dates", "runs holds date and dates_small"),  # the similar ones of four
+        ("./runs/dates", "runs holds date and dates_small"),
+        ("runs/x", "runs holds date, dates_small and multi30k"),  # the first of four
+        ("run", "the current folder holds runs"),
+        ("x", None),
+        ("empty/x", None),
+        ("nowhere/x", None),
+    ],
+)
+def test_a_missing_folder_names_similar_ones(
+    tmp_path: Path, monkeypatch, name: str, named: str | None
+) -> None:
+    for folder in ("date", "dates_small", "multi30k", "weights", ".cache"):
+        (tmp_path / "runs" / folder).mkdir(parents=True)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "runs" / "dates.log").touch()
+    monkeypatch.chdir(tmp_path)
+    message = message_of(name)
+    assert f" ({named})" in message if named else "holds" not in message
+
+
 def test_a_folder_without_a_config_raises_an_error(checkpoint: Path) -> None:
     (checkpoint / "config.json").unlink()
     assert message_of(checkpoint).startswith(

@@ -179,7 +179,7 @@ def test_a_full_disk_gives_a_one_line_error_and_keeps_the_last_checkpoint(option
     disk.mkdir()
     kept.mkdir()
     options |= {"output_dir": str(disk / "run"), "max_steps": 2000}
-    command = [sys.executable, "-m", "vaswani.cli", "train", *as_flags(options)]
+    command = [sys.executable, "-m", "vaswani", "train", *as_flags(options)]
     keep = ["sh", "-c", f'"$@"; status=$?; cp -r {disk}/run/. {kept}; exit $status', "sh"]
     run = on_separate_disk(f"mount -t tmpfs -o size=1500k tmpfs {disk}", [*keep, *command], datasets_cache)
     assert run.returncode == 1, run.stderr
@@ -197,7 +197,7 @@ def test_a_full_disk_gives_a_one_line_error_and_keeps_the_last_checkpoint(option
 def test_a_read_only_disk_gives_an_error_before_any_work(options, tmp_path, datasets_cache):
     disk = tmp_path / "disk"
     disk.mkdir()
-    command = [sys.executable, "-m", "vaswani.cli", "train"]
+    command = [sys.executable, "-m", "vaswani", "train"]
     command += as_flags({**options, "output_dir": str(disk / "run")})
     mount = f"mount -t tmpfs tmpfs {disk} && mount -o remount,ro {disk}"
     run = on_separate_disk(mount, command, datasets_cache)

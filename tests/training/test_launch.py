@@ -37,7 +37,7 @@ def start_two(options: dict) -> LaunchedCopies:
 
 
 def two_process_command(options: dict) -> list[str]:
-    return ["-m", "vaswani.cli", "train", *as_flags(options), "--num_processes", "2"]
+    return ["-m", "vaswani", "train", *as_flags(options), "--num_processes", "2"]
 
 
 def last_line(errors: str) -> str:
@@ -159,7 +159,7 @@ def test_accelerate_starts_the_same_training(options, tmp_path, datasets_cache):
     assert process.returncode == 128 + signal.SIGTERM
     assert last_line(errors).startswith("vaswani: stopped by SIGTERM after update ")
 
-    command = [*ACCELERATE, "--config_file", str(CONFIGS / "cpu_ddp.yaml"), "-m", "vaswani.cli", "train"]
+    command = [*ACCELERATE, "--config_file", str(CONFIGS / "cpu_ddp.yaml"), "-m", "vaswani", "train"]
     runs = {
         "ours": two_process_command({**ours, "resume_from_checkpoint": "true"}),
         "accelerate": [*command, *as_flags({**options, "output_dir": tmp_path / "accelerate"})],
@@ -176,7 +176,7 @@ def test_accelerate_starts_the_same_training(options, tmp_path, datasets_cache):
 @pytest.mark.slow
 def test_accelerate_shards_the_model_on_request(options, datasets_cache):
     command = [*ACCELERATE, "--config_file", str(CONFIGS / "fsdp2.yaml"), "--num_processes", "2"]
-    command += ["--mixed_precision", "no", "-m", "vaswani.cli", "train"]
+    command += ["--mixed_precision", "no", "-m", "vaswani", "train"]
     process = start([*command, *as_flags(options | {"max_steps": 3})], datasets_cache)
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
@@ -195,7 +195,7 @@ def test_two_machines_train_together(options, datasets_cache):
     command += ["--mixed_precision", "no", "--main_process_ip", "127.0.0.1", "--main_process_port", port]
     flags = as_flags(options | {"max_steps": 3, "save_steps": 3})
     machines = [
-        start([*command, "--machine_rank", rank, "-m", "vaswani.cli", "train", *flags], datasets_cache)
+        start([*command, "--machine_rank", rank, "-m", "vaswani", "train", *flags], datasets_cache)
         for rank in "01"
     ]
     for machine in machines:
@@ -209,7 +209,7 @@ def test_two_machines_train_together(options, datasets_cache):
 @pytest.mark.slow
 def test_starting_one_of_two_requested_processes_gives_an_error(options, datasets_cache):
     command = [*ACCELERATE, "--cpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
-    command += ["--dynamo_backend", "no", "-m", "vaswani.cli", "train", *as_flags(options)]
+    command += ["--dynamo_backend", "no", "-m", "vaswani", "train", *as_flags(options)]
     process = start(command, datasets_cache)
     _, errors = process.communicate(timeout=60)
     assert process.returncode != 0

@@ -67,7 +67,7 @@ def test_a_run_killed_at_three_random_steps_ends_with_the_same_weights(options, 
 
 @pytest.mark.slow
 def test_ctrl_c_ends_with_one_line_that_names_the_last_checkpoint(options, datasets_cache):
-    process = start(["-m", "vaswani.cli", "train", *as_flags(options)], datasets_cache)
+    process = start(["-m", "vaswani", "train", *as_flags(options)], datasets_cache)
     stop_after(process, 6, signal.SIGINT)
     _, errors = process.communicate()
     assert process.returncode == 1

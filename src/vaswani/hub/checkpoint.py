@@ -28,7 +28,7 @@ from vaswani.files.json_files import read_object
 from vaswani.files.run_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SETTINGS_FILE
 from vaswani.hub.adapters import adapted_model, whole_weights, with_adapter
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure, is_connection_lost
-from vaswani.hub.names import check_hub_name
+from vaswani.hub.names import check_hub_name, similar_folders
 from vaswani.hub.run_metadata import auto_class_of, meta_model, read_config
 from vaswani.hub.vocabulary import check_vocabulary
 from vaswani.hub.weights import (
@@ -194,7 +194,7 @@ def _download(name: str, revision: str | None, weights: bool | str) -> Path:
         directory = _fetch(name, revision, weights)
     except HUB_ERRORS as error:
         failure = UserError(
-            f"model {name!r} is not a local folder and cannot be loaded from the Hub: "
+            f"model {name!r} is not a local folder{similar_folders(name)} and cannot be loaded from the Hub: "
             f"{describe_hub_failure(error, name, revision)}"
         )
         if not is_connection_lost(error):

@@ -1,0 +1,5 @@
+"""`python -m vaswani` runs the command `vaswani`."""
+
+from vaswani.cli import main
+
+main()

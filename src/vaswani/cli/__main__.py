@@ -1,5 +1,0 @@
-"""`python -m vaswani.cli` runs the command `vaswani`."""
-
-from vaswani.cli import main
-
-main()
