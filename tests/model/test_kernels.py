@@ -32,7 +32,9 @@ def plain_flash(module: nn.Module, query, key, value, attention_mask, scaling, d
     """A flash kernel's contract in plain PyTorch.
 
     It takes a 2D mask or none, causality from the module, and unpads queries by the mask of the keys.
+    Queries, keys and values have one width.
     """
+    assert query.shape[-1] == key.shape[-1] == value.shape[-1]
     assert attention_mask is None or attention_mask.ndim == 2
     visible = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool)
     if module.is_causal and query.shape[-2] > 1:
@@ -45,11 +47,12 @@ def plain_flash(module: nn.Module, query, key, value, attention_mask, scaling, d
     return output, None
 
 
-def test_flash_kernels_receive_masks_in_their_form() -> None:
-    """No flash kernel runs on the CPU; one with the same contract shows that masks reach it in its form."""
+@pytest.mark.parametrize("key_dim", [None, 4, 20])
+def test_flash_kernels_receive_masks_and_widths_in_their_form(key_dim: int | None) -> None:
+    """No flash kernel runs on the CPU; one with the same contract shows what reaches it."""
     AttentionInterface.register("flash_stand_in", plain_flash)
     AttentionMaskInterface.register("flash_stand_in", flash_attention_mask)
-    model, data = tiny_model("eager"), batch()
+    model, data = tiny_model("eager", key_dim=key_dim), batch()
     expected = model(**data).logits
     beams = {"num_beams": 3, "max_new_tokens": 8, "do_sample": False}
     expected_beams = model.generate(data["input_ids"], attention_mask=data["attention_mask"], **beams)

@@ -1,21 +1,13 @@
-"""Pad heads so that queries, keys and values have one width, for kernels that take only one.
+"""Give heads one width where PyTorch's attention is faster with it.
+
+A head has a width of its queries and keys, and one of its values.
 
 B batch · H heads · n tokens · D width of a head, of queries and keys or of values
 """
 
 import torch
-from torch import nn
 
-
-def padded_to(width: int, *states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Pad queries, keys and values [B, H, n, at most width] with zeros -> [B, H, n, width].
-
-    Zeros do not change the scores. The caller cuts the output to the width of the values.
-    """
-    return tuple(
-        nn.functional.pad(each, (0, width - each.shape[-1])) if each.shape[-1] < width else each
-        for each in states
-    )
+from vaswani.model.attention import padded_to
 
 
 def ready_for_fused_kernel(

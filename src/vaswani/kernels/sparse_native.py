@@ -17,8 +17,8 @@ import torch
 
 from vaswani.errors import RunError
 from vaswani.kernels.native_library import native_library, why_not_compiled
-from vaswani.kernels.one_width import padded_to
 from vaswani.kernels.sequence_groups import Group, groups_of_sequences, whole_batch
+from vaswani.model.attention import padded_to
 from vaswani.model.input_checks import has_values
 from vaswani.model.sparse_attention import attend_by_pattern, block_table, pattern_numbers, pattern_of
 from vaswani.model.sparse_pattern import SparsePattern

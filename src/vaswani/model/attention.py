@@ -188,7 +188,11 @@ class VaswaniAttention(nn.Module):
         if "flash" in implementation and attention_mask is not None and attention_mask.ndim == 4:
             # Flash kernels unpad queries by the mask of the keys, which is wrong for cross-attention.
             implementation = "sdpa"
-        return ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+        kernel = ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+        # Flash kernels take heads of one width.
+        return (
+            with_one_width(kernel) if "flash" in implementation and self.key_dim != self.value_dim else kernel
+        )
 
     def _keys_and_values(
         self,
@@ -213,3 +217,32 @@ class VaswaniAttention(nn.Module):
         key = self.k_proj(states).view(*shape, -1, self.key_dim).transpose(1, 2)
         value = self.v_proj(states).view(*shape, -1, self.value_dim).transpose(1, 2)
         return (key, value) if cache is None else cache.update(key, value, self.layer_idx)
+
+
+def padded_to(width: int, *states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Pad queries, keys and values [B, H, n, at most width] with zeros -> [B, H, n, width].
+
+    Zeros do not change the scores. The caller cuts the output to the width of the values.
+    """
+    return tuple(
+        nn.functional.pad(each, (0, width - each.shape[-1])) if each.shape[-1] < width else each
+        for each in states
+    )
+
+
+def with_one_width(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an attention function of transformers that pads the states for one that needs equal widths."""
+
+    def attend(
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        width = max(query.shape[-1], value.shape[-1])
+        output, weights = kernel(module, *padded_to(width, query, key, value), *args, **kwargs)
+        return output[..., : value.shape[-1]], weights
+
+    return attend
