@@ -22,7 +22,7 @@ from transformers import (  # fmt: skip
 from toy_translation import save_toy_checkpoint, toy_model, toy_sources, toy_tokenizer, toy_tokenizers
 from vaswani import VaswaniForConditionalGeneration
 from vaswani.errors import UserError
-from vaswani.inference.decoding import position_limit
+from vaswani.inference.position_limits import position_limit
 from vaswani.inference.translate.ensembling import AVERAGES, Ensemble
 from vaswani.inference.translate.translation import Translator
 from vaswani.kernels.search_cache import SearchCache

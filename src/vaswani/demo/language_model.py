@@ -9,9 +9,9 @@ from vaswani.demo.html_parts import table, token_list
 from vaswani.demo.models import MaskFiller
 from vaswani.demo.view import View, ViewAnswer, check_length
 from vaswani.errors import UserError
-from vaswani.inference.decoding import DEFAULT_LENGTH
 from vaswani.inference.generation_options import GenerationOptions
 from vaswani.inference.language_model import Continuation, Draft
+from vaswani.inference.position_limits import DEFAULT_LENGTH
 from vaswani.inference.prompt.prompting import Prompter
 from vaswani.insight.attention import AttentionMap, read_attention
 

@@ -22,7 +22,7 @@ from vaswani.data.collation import Seq2SeqCollator
 from vaswani.data.pair_tokens import check_encodes, token_lengths
 from vaswani.data.sources.corpus import Corpus
 from vaswani.data.sources.row_report import RowReport
-from vaswani.data.text_codec import has_one_vocabulary
+from vaswani.data.text_codec import Side, has_one_vocabulary
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.distillation.arguments import FROM_TEACHER, RANDOM
 from vaswani.distillation.baseline import BASELINE, train_unless_done, training_of_baseline
@@ -50,7 +50,7 @@ from vaswani.evaluation.text_metrics import METRICS_OF_TASK
 from vaswani.hub.card import name_of_data
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.hub.run_metadata import read_config, read_run_metadata
-from vaswani.inference.decoding import Side, position_limit
+from vaswani.inference.position_limits import position_limit
 from vaswani.inference.translate.translation import Translator
 from vaswani.training.config.arguments import ModelArguments, RunConfig
 from vaswani.training.config.options import default_of

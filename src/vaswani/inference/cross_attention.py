@@ -15,9 +15,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from vaswani.errors import UserError
-from vaswani.inference.decoding import masking_inputs
 from vaswani.inference.finite_scores import check_finite_scores
-from vaswani.inference.token_log_probs import rows_at_once
+from vaswani.inference.token_log_probs import masking_inputs, rows_at_once
 from vaswani.inference.translate.ensembling import Ensemble
 from vaswani.interop.attention_interface import IMPLEMENTATION
 from vaswani.model.stacks import VaswaniPreTrainedModel

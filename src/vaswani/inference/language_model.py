@@ -47,9 +47,9 @@ from vaswani.inference.continuing import (
     reads_padding,
     tokens_after_space,
 )
-from vaswani.inference.decoding import token_limit
 from vaswani.inference.finite_scores import FiniteScores, check_finite_scores
 from vaswani.inference.generation_options import GenerationOptions
+from vaswani.inference.position_limits import token_limit
 from vaswani.inference.sampling import SeededSampling
 from vaswani.inference.streaming import TokenStream
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani.data.text_codec import TextCodec, end_token_id
 from vaswani.errors import UserError, check_positive
-from vaswani.inference.decoding import DEFAULT_LENGTH, position_limit
+from vaswani.inference.position_limits import DEFAULT_LENGTH, position_limit
 from vaswani.inference.sides import EncodedText, Sides
 
 

@@ -7,7 +7,6 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from vaswani.inference.decoding import masking_inputs
 from vaswani.unwritten_padding import unwritten_padding, without_padding
 
 _LOGITS_AT_ONCE = 1 << 26  # 256 MiB in float32
@@ -89,3 +88,12 @@ def rows_at_once(count: int, logits_per_row: int, device: torch.device) -> tuple
 def most_rows(logits_per_row: int) -> int:
     """Return how many rows have logits that fit into memory together, at least one."""
     return max(1, _LOGITS_AT_ONCE // max(1, logits_per_row))
+
+
+def masking_inputs(model: PreTrainedModel, decoder_input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return arguments that a model needs to mask later target tokens, given encoder outputs and no cache.
+
+    FSMT masks later tokens only if it gets `input_ids`. It ignores their values if it also gets encoder
+    outputs and `decoder_input_ids`.
+    """
+    return {"input_ids": decoder_input_ids} if model.config.model_type == "fsmt" else {}

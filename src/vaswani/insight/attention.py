@@ -24,9 +24,10 @@ from vaswani.data.text_codec import TextCodec, for_languages
 from vaswani.errors import UserError, one_line
 from vaswani.hub.checkpoint import load_checkpoint, serves
 from vaswani.inference.cross_attention import takes_output_attentions, with_attention_weights
-from vaswani.inference.decoding import EXTRA_LENGTH, longest_text, position_limit
+from vaswani.inference.decoding import EXTRA_LENGTH
 from vaswani.inference.finite_scores import check_finite_scores
 from vaswani.inference.pairs import PairEncoder
+from vaswani.inference.position_limits import longest_text, position_limit
 from vaswani.inference.translate.engine import SearchOptions
 from vaswani.inference.translate.torch_engine import TorchEngine
 from vaswani.insight.token_texts import TokenTexts, token_texts

@@ -32,7 +32,7 @@ from vaswani.files.run_settings import read_settings
 from vaswani.hub.checkpoint import WRITING_COMMANDS, local_folder
 from vaswani.hub.run_metadata import auto_class_of, class_name, read_config
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, checked, padded_inputs, within_memory
-from vaswani.inference.decoding import longest_text
+from vaswani.inference.position_limits import longest_text
 from vaswani.inference.pretrained import FromPretrained
 
 if TYPE_CHECKING:

@@ -28,7 +28,6 @@ from vaswani.data.text_codec import TextCodec, source_prefix
 from vaswani.errors import RunError, UserError, check_positive, one_line
 from vaswani.hub.checkpoint import local_folder
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, checked, padded_inputs, within_memory
-from vaswani.inference.decoding import longest_text
 from vaswani.inference.embed.scalar_mix import ScalarMix
 from vaswani.inference.embed.sentence_folder import POOLINGS, SentencePooling, sentence_pooling
 from vaswani.inference.embed.word_vectors import (
@@ -40,6 +39,7 @@ from vaswani.inference.embed.word_vectors import (
 )
 from vaswani.inference.onnx.encoder_decoder import OnnxEncoder
 from vaswani.inference.onnx.one_stack import OnnxModel
+from vaswani.inference.position_limits import longest_text
 from vaswani.inference.pretrained import FromPretrained
 
 if TYPE_CHECKING:

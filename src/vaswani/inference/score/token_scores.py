@@ -18,9 +18,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from vaswani.data.text_codec import TextCodec, begin_token_id
 from vaswani.errors import UserError
 from vaswani.inference.batches import padded_inputs
-from vaswani.inference.decoding import longest_text
 from vaswani.inference.language_model import check_causal
 from vaswani.inference.pairs import Pair, PairEncoder
+from vaswani.inference.position_limits import longest_text
 from vaswani.inference.token_log_probs import log_probs_of, rows_at_once, token_log_probs
 
 

@@ -20,8 +20,10 @@ from transformers import EncoderDecoderCache, GenerationMixin, PreTrainedConfig,
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from vaswani.bounds import Bounds
+from vaswani.data.text_codec import Side
 from vaswani.errors import UserError
-from vaswani.inference.decoding import Side, masking_inputs, position_limit
+from vaswani.inference.position_limits import position_limit
+from vaswani.inference.token_log_probs import masking_inputs
 from vaswani.model.compatibility import CACHE_NAME, takes_cache
 from vaswani.model.modeling_vaswani import VaswaniForConditionalGeneration
 from vaswani.unwritten_padding import unwritten_padding, without_padding

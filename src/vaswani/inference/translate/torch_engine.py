@@ -22,9 +22,10 @@ from transformers import (
 
 from vaswani.errors import UserError, one_line
 from vaswani.inference.cross_attention import check_returns_weights, coverage, cross_attention
-from vaswani.inference.decoding import LengthLimits, MinimumLengths, position_limit
+from vaswani.inference.decoding import LengthLimits, MinimumLengths
 from vaswani.inference.finite_scores import FiniteScores, check_finite_scores
 from vaswani.inference.forced_prefixes import ForcedPrefixes
+from vaswani.inference.position_limits import position_limit
 from vaswani.inference.required_phrases import RequiredPhrases, missing_phrases
 from vaswani.inference.sampling import SeededSampling
 from vaswani.inference.streaming import TokenStream

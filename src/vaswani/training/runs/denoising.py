@@ -31,7 +31,7 @@ from vaswani.data.text.span_denoising import (
 from vaswani.data.text_codec import has_one_vocabulary
 from vaswani.data.tokenization import MASK_TOKEN, load_tokenizers
 from vaswani.errors import UserError
-from vaswani.inference.decoding import position_limit
+from vaswani.inference.position_limits import position_limit
 from vaswani.model.configuration_vaswani import VaswaniConfig
 from vaswani.training.config.pretraining_arguments import GapSentencesObjective, SpanDenoisingObjective
 from vaswani.training.runs.base import Tokenizers

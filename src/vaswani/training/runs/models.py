@@ -39,7 +39,7 @@ from vaswani.hub.weights import (
     silenced_load_report,
 )
 from vaswani.inference.classify.classification import names_of
-from vaswani.inference.decoding import position_limit, source_limit
+from vaswani.inference.position_limits import position_limit, source_limit
 from vaswani.training.config.arguments import FamilyArguments
 from vaswani.training.config.options import BaseConfig
 

@@ -40,7 +40,7 @@ from vaswani.evaluation.text_metrics import (
 )
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.hub.run_metadata import read_config
-from vaswani.inference.decoding import position_limit
+from vaswani.inference.position_limits import position_limit
 from vaswani.interop.conversion import FORMATS, convert
 from vaswani.interop.marian_fsmt import FSMT, MARIAN
 from vaswani.model.configuration_vaswani import VaswaniConfig

@@ -19,7 +19,8 @@ from vaswani.data.columns import Integers
 from vaswani.data.tokenization import save_tokenizers
 from vaswani.errors import UserError
 from vaswani.evaluation.text_metrics import TextMetrics
-from vaswani.inference.decoding import EXTRA_LENGTH, GNMTLengthPenalty, LengthLimits, position_limit
+from vaswani.inference.decoding import EXTRA_LENGTH, GNMTLengthPenalty, LengthLimits
+from vaswani.inference.position_limits import position_limit
 from vaswani.kernels.projected_loss import TokenLoss
 from vaswani.model.losses import token_loss_function
 from vaswani.training.config.training_arguments import TrainingArguments
