@@ -173,7 +173,6 @@ class CTranslate2Engine(Engine):
     def _options(self, options: SearchOptions, n_best: int) -> dict[str, Any]:
         """Return the options of `translate_batch`, which are the same for all sources."""
         generation: Any = self.generation_config
-        ends = generation.eos_token_id
         ngram = options.no_repeat_ngram_size
         patience = PATIENCE if n_best > 1 else 1
         return {
@@ -185,7 +184,7 @@ class CTranslate2Engine(Engine):
             "suppress_sequences": self._suppressed(options) or None,
             "repetition_penalty": self._repetition_penalty(options),
             "max_input_length": 0,  # else it truncates sources
-            "end_token": [self._target_tokens[end] for end in (ends if isinstance(ends, list) else [ends])],
+            "end_token": [self._target_tokens[end] for end in self.end_token_ids],
             "return_end_token": True,
             "return_scores": True,
         }

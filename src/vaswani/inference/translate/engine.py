@@ -156,6 +156,12 @@ class Engine(ABC):
     source_positions: int | None
     target_positions: int | None
 
+    @property
+    def end_token_ids(self) -> list[int]:
+        """The tokens that end a target."""
+        ends: Any = self.generation_config.eos_token_id
+        return ends if isinstance(ends, list) else [ends]
+
     def check(self, options: SearchOptions, start_options: dict[str, int]) -> None:
         """Raise unless the engine supports the options of a search.
 

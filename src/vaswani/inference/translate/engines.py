@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 
 from vaswani.data.text_codec import check_same_tokens
 from vaswani.errors import UserError
 from vaswani.hub.checkpoint import local_folder
-from vaswani.inference.loading import LoadOptions, load_for_onnx, load_for_torch
+from vaswani.inference.loading import Checkpoint, LoadOptions, load_for_onnx, load_for_torch
 from vaswani.inference.translate.ctranslate2_engine import CTranslate2Engine
 from vaswani.inference.translate.ctranslate2_folder import WEIGHTS, read_ctranslate2_folder
 from vaswani.inference.translate.engine import Engine
@@ -74,18 +75,18 @@ def load_ensemble(names: Sequence[str | Path], options: LoadOptions, ensemble: E
     Raises:
         UserError: a model cannot be loaded, or the tokens of the models differ.
     """
-    loaded = [_load_torch(name, options) for name in names]
+    loaded = [load_for_torch(name, options, AutoModelForSeq2SeqLM) for name in names]
     first = loaded[0]
     for name, other in zip(names[1:], loaded[1:], strict=True):
         whose = f"{names[0]} and {name}"
         check_same_tokens(first[1:], other[1:], whose, "an ensemble needs the same tokens")
-    models = [cast(TorchEngine, engine).model for engine, _, _ in loaded]
     average = ensemble.average or AVERAGES[0]
-    return TorchEngine(Ensemble(models, ensemble.weights, average)), *first[1:]
+    return TorchEngine(Ensemble([model for model, *_ in loaded], ensemble.weights, average)), *first[1:]
 
 
-def _load_torch(name: str | Path, options: LoadOptions) -> Loaded:
-    model, source, target = load_for_torch(name, options, AutoModelForSeq2SeqLM)
+def _load_model(load: Callable[..., Checkpoint], name: str | Path, options: LoadOptions) -> Loaded:
+    """Load a model that `generate` searches with."""
+    model, source, target = load(name, options, AutoModelForSeq2SeqLM)
     return TorchEngine(model), source, target
 
 
@@ -103,13 +104,8 @@ def _load_ctranslate2(name: str | Path, options: LoadOptions) -> Loaded:
     return CTranslate2Engine(folder, options.device, compute_type), *folder.tokenizers
 
 
-def _load_onnx(name: str | Path, options: LoadOptions) -> Loaded:
-    model, source, target = load_for_onnx(name, options, AutoModelForSeq2SeqLM)
-    return TorchEngine(model), source, target
-
-
 ENGINES: dict[str, Callable[[str | Path, LoadOptions], Loaded]] = {
-    "torch": _load_torch,
+    "torch": partial(_load_model, load_for_torch),
     "ctranslate2": _load_ctranslate2,
-    "onnx": _load_onnx,
+    "onnx": partial(_load_model, load_for_onnx),
 }

@@ -147,8 +147,7 @@ class TorchEngine(Engine):
         def search() -> None:
             self._generate(inputs, [limit], options, start_options, [demands], stream=stream)
 
-        given = self.generation_config.eos_token_id
-        ends = given if isinstance(given, list) else [given]
+        ends = self.end_token_ids
         is_open = True
         # Read the stream to its end, because the scores are checked there.
         for place, token in enumerate(stream.tokens_of(search), start=1):

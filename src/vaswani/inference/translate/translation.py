@@ -304,7 +304,7 @@ class Translator:
         self.engine.check_texts(prefix=prefix, required_phrases=line.required)
         encoded = self._encode([line], [0])
         if not encoded:
-            return self._pieces(iter([self._ends()[0]]))
+            return self._pieces(iter([self.engine.end_token_ids[0]]))
         token_ids = encoded[0].token_ids
         tokens = self.engine.stream(
             token_ids,
@@ -335,16 +335,11 @@ class Translator:
                     f"{name} needs the whole translation, which stream does not have; leave it out"
                 )
 
-    def _ends(self) -> list[int]:
-        """Return the tokens that end a translation."""
-        given: Any = self.engine.generation_config.eos_token_id
-        return given if isinstance(given, list) else [given]
-
     def _pieces(self, tokens: Iterator[int]) -> Generator[str, None, bool]:
         """Yield words as soon as they are complete; a later token may still change the last word."""
         targets = self.sides.targets
         found, _ = yield from pieces_of(tokens, lambda ids: targets.decode([ids])[0], targets.byte_ids)
-        return found[-1] in self._ends()
+        return found[-1] in self.engine.end_token_ids
 
     def prefix_tokens(self, prefix: str) -> tuple[int, ...]:
         """Return the tokens of a text that translations can begin with, or raise a UserError."""
