@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from toy_translation import toy_model, toy_tokenizer
-from vaswani.inference.translate.files import LineReport, translate_lines
+from vaswani.inference.inputs import LineReport, TextLines
+from vaswani.inference.translate.files import translate_lines
 from vaswani.inference.translate.results import Hypothesis, Translation
 from vaswani.inference.translate.translation import Translator
 
@@ -22,7 +23,8 @@ def translate_bytes(
 ) -> tuple[list[str], LineReport, list[str]]:
     written: list[str] = []
     warnings: list[str] = []
-    report = translate_lines(translator, io.BytesIO(text), written.append, warn=warnings.append, **options)
+    lines = TextLines(io.BytesIO(text))
+    report = translate_lines(translator, lines, written.append, warn=warnings.append, **options)
     return written, report, warnings
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, BinaryIO
+from typing import Any
 
 from vaswani.errors import UserError
 from vaswani.inference.batches import BUFFERED_TEXTS
@@ -20,7 +20,7 @@ from vaswani.inference.translate.translation import Translator
 
 def translate_lines(
     translator: Translator,
-    lines: BinaryIO | Texts,
+    texts: Texts,
     write: Callable[[str], None],
     *,
     n_best: int | None = None,
@@ -31,11 +31,11 @@ def translate_lines(
     prefix: str = "",
     columns: Sequence[str] = (),
 ) -> LineReport:
-    """Translate each line of a stream, or each text of an input.
+    """Translate each text of an input.
 
     Args:
         translator: the model with its options.
-        lines: UTF-8 text, whose invalid bytes become U+FFFD; or the texts of an input (see `open_texts`).
+        texts: the texts of the input (see `open_texts`).
         write: receives each output line, in input order. For a line, this is the text of the best hypothesis
             or, with `n_best`, a JSON object with the `source`, its `hypotheses` (as in `Translation`) and, if
             they apply, `problem` and `source_cut_off`. For a row of a table, it is the row with
@@ -51,7 +51,6 @@ def translate_lines(
     Raises:
         UserError: `n_best` or `buffer_size` is out of range, a line is too long, or a row is unreadable.
     """
-    texts = lines if isinstance(lines, Texts) else TextLines(lines)
     report = texts.report
     if prefix:
         translator.prefix_tokens(prefix)  # raises if no translation can begin with it
