@@ -82,6 +82,31 @@ def batches(tokens: Mapping[Key, int], max_tokens: int, *, equal: bool = False) 
         yield batch
 
 
+def check_several(texts: Any, what: str = "texts") -> None:
+    """Raise a UserError if one text is given where a list of texts is expected."""
+    if isinstance(texts, str):
+        raise UserError(f"expected a list of {what}, got one text: write [{texts[:20]!r}]")
+
+
+def padded(
+    rows: Iterable[Sequence[int]], pad_token_id: int | None, device: torch.device, side: str = "right"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the tokens of rows, padded on a side, and their attention mask: int64 [S, T].
+
+    Args:
+        rows: the tokens of each row.
+        pad_token_id: pads the tokens; None, if there is no such token, pads with 0.
+        device: the device of the model.
+        side: "right" or "left".
+    """
+    tokens = [torch.tensor(row, device=device) for row in rows]
+    masks = [torch.ones_like(row) for row in tokens]
+    return (
+        pad_sequence(tokens, True, pad_token_id or 0, padding_side=side),
+        pad_sequence(masks, True, padding_side=side),
+    )
+
+
 def padded_inputs(
     rows: Sequence[Mapping[str, Any]],
     arguments: Container[str],

@@ -22,7 +22,6 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
@@ -34,7 +33,7 @@ from transformers import (
 from vaswani.data.text.chats import template_token_ids
 from vaswani.data.text_codec import TextCodec
 from vaswani.errors import UserError, check_positive, one_line
-from vaswani.inference.batches import batches, within_memory
+from vaswani.inference.batches import batches, padded, within_memory
 from vaswani.inference.continuing import (
     BeginWithSpace,
     ContinuationTexts,
@@ -321,7 +320,7 @@ class LanguageModel:
     def _score(self, batch: list[TokenIds], answers: list[Continuation]) -> list[float]:
         """Return the log-probability of each answer from the inputs of a batch [R, T]."""
         device = self.model.device
-        input_ids, attention_mask = self._padded(batch, "right")  # answers do not see padding there
+        input_ids, attention_mask = padded(batch, None, device)  # answers do not see padding there
         first = min(answer.start for answer in answers) - 1  # earlier positions predict no answer
         logits = self._logits(input_ids, attention_mask, input_ids.shape[1] - first)
         row_of = {inputs: row for row, inputs in enumerate(batch)}
@@ -334,12 +333,6 @@ class LanguageModel:
             targets = torch.tensor(answer.answer_ids, device=device)
             scores.append(log_probs.gather(1, targets[:, None]).sum())
         return torch.stack(scores).tolist()
-
-    def _padded(self, rows: Sequence[TokenIds], side: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return tokens and their attention mask, padded on a side: int64 [R, T]."""
-        tokens = [torch.tensor(row, device=self.model.device) for row in rows]
-        masks = [torch.ones_like(row) for row in tokens]
-        return pad_sequence(tokens, True, padding_side=side), pad_sequence(masks, True, padding_side=side)
 
     def _logits(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, last: int) -> torch.Tensor:
         """Return the logits of the last positions: [R, last, V]; most models can skip the others."""
@@ -358,7 +351,9 @@ class LanguageModel:
     ) -> list[TokenIds]:
         # Padding is on the left, so that generated tokens follow prompts.
         prompts = [draft.prompt for draft in batch]
-        input_ids, attention_mask = self._padded([prompt.token_ids for prompt in prompts], "left")
+        input_ids, attention_mask = padded(
+            [prompt.token_ids for prompt in prompts], None, self.model.device, "left"
+        )
         length, most = input_ids.shape[1], max(draft.max_new_tokens for draft in batch)
         finite = FiniteScores()
         texts = ContinuationTexts(self._texts, prompts)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
+from vaswani.inference.batches import padded
 from vaswani.inference.cross_attention import Layer, cross_attention
 
 Step = Literal["predict", "read"]
@@ -43,19 +43,12 @@ def attention_of_pairs(
         UserError, RunError: as `cross_attention`.
     """
     device, padding = model.device, model.config.pad_token_id or 0
-    rows = [torch.tensor(source, device=device) for source in sources]
     first = int(step == "read")
-    sequences = [
-        torch.tensor([start_token_id, *target, *[padding] * first], device=device) for target in targets
-    ]
-    found = cross_attention(
-        model,
-        pad_sequence(rows, True, padding),
-        pad_sequence([torch.ones_like(row) for row in rows], True),
-        pad_sequence(sequences, True, padding),
-        layer=layer,
-        heads=heads,
-    ).cpu()
+    sequences, _ = padded(
+        [[start_token_id, *target, *[padding] * first] for target in targets], padding, device
+    )
+    sides = *padded(sources, padding, device), sequences
+    found = cross_attention(model, *sides, layer=layer, heads=heads).cpu()
     return [
         weights[first : first + len(target), : len(source)]
         for weights, source, target in zip(found, sources, targets, strict=True)

@@ -31,7 +31,15 @@ from vaswani.errors import RunError, UserError, check_positive
 from vaswani.files.run_settings import read_settings
 from vaswani.hub.checkpoint import WRITING_COMMANDS, local_folder
 from vaswani.hub.run_metadata import auto_class_of, class_name, read_config
-from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, checked, padded_inputs, within_memory
+from vaswani.inference.batches import (
+    BUFFERED_TEXTS,
+    batches,
+    buffers,
+    check_several,
+    checked,
+    padded_inputs,
+    within_memory,
+)
 from vaswani.inference.position_limits import longest_text
 from vaswani.inference.pretrained import FromPretrained
 
@@ -206,8 +214,7 @@ class Classifier(FromPretrained):
         Raises:
             UserError, RunError: as `__call__`.
         """
-        if isinstance(texts, str):
-            raise UserError(f"expected a list of texts, got one text: write [{texts[:20]!r}]")
+        check_several(texts)
         check_positive(buffer_size=buffer_size)
         done = progress or (lambda count: None)
         for buffer in buffers(checked(texts, (str, tuple, list)), buffer_size):

@@ -27,7 +27,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from vaswani.data.text_codec import TextCodec, source_prefix
 from vaswani.errors import RunError, UserError, check_positive, one_line
 from vaswani.hub.checkpoint import local_folder
-from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, checked, padded_inputs, within_memory
+from vaswani.inference.batches import (
+    BUFFERED_TEXTS,
+    batches,
+    buffers,
+    check_several,
+    checked,
+    padded_inputs,
+    within_memory,
+)
 from vaswani.inference.embed.scalar_mix import ScalarMix
 from vaswani.inference.embed.sentence_folder import POOLINGS, SentencePooling, sentence_pooling
 from vaswani.inference.embed.word_vectors import (
@@ -224,8 +232,7 @@ class Embedder(FromPretrained):
         Raises:
             UserError, RunError: as `embed` and `embed_words`; for invalid texts, while they are read.
         """
-        if isinstance(texts, str):
-            raise UserError(f"expected a list of texts, got one text: write [{texts[:20]!r}]")
+        check_several(texts)
         check_positive(buffer_size=buffer_size)
         if unit == "word" and not self.tokenizer.is_fast:
             raise UserError(

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from vaswani.data.text.chats import ASSISTANT, USER, Chat, as_chat, rendered_chat
 from vaswani.data.text_codec import Frame, begin_token_id, first_token_ids
 from vaswani.errors import UserError, check_positive
-from vaswani.inference.batches import BUFFERED_TEXTS, buffers, checked, listed
+from vaswani.inference.batches import BUFFERED_TEXTS, buffers, check_several, checked, listed
 from vaswani.inference.continuing import Prompt, TokenIds
 from vaswani.inference.generation_options import GenerationOptions
 from vaswani.inference.language_model import Draft, LanguageModel
@@ -191,8 +191,7 @@ class TextGenerator(FromPretrained):
             UserError: an argument is out of range, or a prompt is neither a text nor a chat.
             RunError: a batch does not fit into the device's memory, or the scores are not finite.
         """
-        if isinstance(prompts, str):
-            raise UserError(f"expected a list of prompts, got one text: write [{prompts[:20]!r}]")
+        check_several(prompts, "prompts")
         check_positive(buffer_size=buffer_size)
         self.options.check_samples(num_samples)
         requests = (self._request(prompt, number) for number, prompt in enumerate(prompts))

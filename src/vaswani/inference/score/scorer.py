@@ -25,7 +25,7 @@ from transformers import (
 from vaswani.errors import UserError, check_positive
 from vaswani.hub.checkpoint import local_folder
 from vaswani.hub.run_metadata import auto_class_of, class_name, read_config
-from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, listed, within_memory
+from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, check_several, listed, within_memory
 from vaswani.inference.decoding import GNMTLengthPenalty
 from vaswani.inference.finite_scores import check_finite_scores
 from vaswani.inference.pairs import Pair, PairEncoder
@@ -210,8 +210,7 @@ class Scorer(FromPretrained):
             UserError: a single text is given, or an item is not what the model scores (a text or a pair).
             RunError: a batch does not fit into the device's memory, or the scores are not finite.
         """
-        if isinstance(texts, str):
-            raise UserError(f"expected a list of texts, got one text: write [{texts[:20]!r}]")
+        check_several(texts)
         check_positive(buffer_size=buffer_size)
         done = progress or (lambda count: None)
         for buffer in buffers(map(self._checked, texts), buffer_size):

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani.data.text_codec import TextCodec, begin_token_id
 from vaswani.errors import UserError
-from vaswani.inference.batches import padded_inputs
+from vaswani.inference.batches import padded, padded_inputs
 from vaswani.inference.language_model import check_causal
 from vaswani.inference.pairs import Pair, PairEncoder
 from vaswani.inference.position_limits import longest_text
@@ -77,7 +77,7 @@ class PairScores(TokenScores):
 
     def __init__(self, model: PreTrainedModel, pairs: PairEncoder):
         self.model, self.pairs, self.codec = model, pairs, pairs.targets
-        self._pad_token_id: int = model.config.pad_token_id or 0
+        self._pad_token_id: int | None = model.config.pad_token_id
 
     def encode(self, texts: Sequence[Pair]) -> list[Encoded]:
         """Encode pairs for scoring; a source with several targets is encoded once."""
@@ -102,14 +102,12 @@ class PairScores(TokenScores):
         device = self.model.device
         sources = [tuple(text.columns["source"]) for text, _ in batch]
         numbers = {source: number for number, source in enumerate(dict.fromkeys(sources))}
-        rows = [torch.tensor(source, device=device) for source in numbers]
         targets = [[self.pairs.start_token_id, *text.columns["target"]] for text, _ in batch]
         lengths = [len(text.columns["target"]) for text, _ in batch]
         log_probs = token_log_probs(
             self.model,
-            pad_sequence(rows, True, self._pad_token_id),
-            pad_sequence([torch.ones_like(row) for row in rows], True),
-            pad_sequence([torch.tensor(row, device=device) for row in targets], True, self._pad_token_id),
+            *padded(numbers, self._pad_token_id, device),
+            padded(targets, self._pad_token_id, device)[0],
             torch.tensor(lengths, device=device),
             torch.tensor([numbers[source] for source in sources], device=device),
         )

@@ -11,7 +11,6 @@ from itertools import chain, repeat
 from typing import Any
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
@@ -21,6 +20,7 @@ from transformers import (
 )
 
 from vaswani.errors import UserError, one_line
+from vaswani.inference.batches import padded
 from vaswani.inference.cross_attention import check_returns_weights, coverage, cross_attention
 from vaswani.inference.decoding import LengthLimits, MinimumLengths
 from vaswani.inference.finite_scores import FiniteScores, check_finite_scores
@@ -273,11 +273,8 @@ class TorchEngine(Engine):
 
     def _inputs(self, sources: list[list[int]]) -> dict[str, torch.Tensor]:
         """Return `input_ids` and `attention_mask`, int64 [S, L]."""
-        rows = [torch.tensor(source, device=self.model.device) for source in sources]
-        return {
-            "input_ids": pad_sequence(rows, True, self.model.config.pad_token_id or 0),
-            "attention_mask": pad_sequence([torch.ones_like(row) for row in rows], True),
-        }
+        tokens, mask = padded(sources, self.model.config.pad_token_id, self.model.device)
+        return {"input_ids": tokens, "attention_mask": mask}
 
     def _endings(self, tokens: torch.Tensor, limits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the length of each hypothesis, with its end token, and whether it has one: both [S·K].

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vaswani.data.text_codec import TextCodec
 from vaswani.errors import UserError, check_positive
-from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, checked, listed
+from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, check_several, checked, listed
 from vaswani.inference.loading import LoadOptions
 from vaswani.inference.sides import EncodedText, Sides, TooLong
 from vaswani.inference.streaming import pieces_of
@@ -260,9 +260,7 @@ class Translator:
             RunError: during iteration, if a batch does not fit into the device's memory, or scores are NaN
                 or infinite.
         """
-        if isinstance(sentences, str | Line):
-            text = sentences if isinstance(sentences, str) else sentences.sentence
-            raise UserError(f"expected a list of sentences, got one text: write [{text[:20]!r}]")
+        check_several(sentences.sentence if isinstance(sentences, Line) else sentences, "sentences")
         check_positive(n_best=n_best, buffer_size=buffer_size)
         if self.options.sampling is None and n_best > (beams := self.options.num_beams):
             raise UserError(f"n_best={n_best} is more than num_beams={beams}; raise num_beams")
