@@ -15,14 +15,13 @@ from vaswani.evaluation.confidence import Estimate
 from vaswani.evaluation.text_metrics import METRIC_NAMES
 from vaswani.files.atomic_files import write_whole
 from vaswani.files.json_files import finite_json, without_non_finite
+from vaswani.files.run_files import REPORT_DATA, REPORT_PLOT, REPORT_TEXT
 from vaswani.hub.plain_card import markdown_table
 from vaswani.insight.measured import MeasuredModel
 from vaswani.insight.quality import draw_quality
 from vaswani.training.trainer.checkpoints import check_writable
 
 logger = logging.getLogger(__name__)
-
-MARKDOWN, JSON, PLOT = "report.md", "report.json", "quality_speed.png"
 
 
 def write_report(comparison: Comparison, folder: Path) -> None:
@@ -39,9 +38,9 @@ def write_report(comparison: Comparison, folder: Path) -> None:
     try:
         figure = draw_quality(_measured(comparison), comparison.metric)
     except UserError as error:
-        logger.warning("%s is not drawn: %s", PLOT, error)
+        logger.warning("%s is not drawn: %s", REPORT_PLOT, error)
     else:
-        _write(folder / PLOT, figure.to_bytes("png"))
+        _write(folder / REPORT_PLOT, figure.to_bytes("png"))
 
 
 def write_texts(comparison: BaseComparison, markdown: str, folder: Path) -> None:
@@ -50,8 +49,10 @@ def write_texts(comparison: BaseComparison, markdown: str, folder: Path) -> None
     Raises:
         RunError: a file cannot be written.
     """
-    _write(folder / MARKDOWN, markdown.encode())
-    _write(folder / JSON, (finite_json(without_non_finite(as_dict(comparison)), indent=2) + "\n").encode())
+    _write(folder / REPORT_TEXT, markdown.encode())
+    _write(
+        folder / REPORT_DATA, (finite_json(without_non_finite(as_dict(comparison)), indent=2) + "\n").encode()
+    )
 
 
 def _write(path: Path, contents: bytes) -> None:

@@ -11,6 +11,9 @@ AVERAGED_FILE = "averaged.json"  # the checkpoints whose weights were averaged
 MANIFEST = "manifest.json"  # of a checkpoint; written last
 PASSES = "passes"  # key in this file: the number of batches of each finished pass over a stream
 
+# The report of a distillation or a comparison, as a text, as data and as a picture.
+REPORT_TEXT, REPORT_DATA, REPORT_PLOT = "report.md", "report.json", "quality_speed.png"
+
 # Files of an adapter, with PEFT's names.
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ADAPTED_SAMPLE = "adapted_sample.json"  # a sample of the weights of its model

@@ -15,7 +15,7 @@ from huggingface_hub.utils import validate_repo_id
 from vaswani.data.sources.reading import table_format
 from vaswani.errors import UserError, names_of_files, one_line
 from vaswani.files.atomic_files import write_whole
-from vaswani.files.run_files import HISTORY
+from vaswani.files.run_files import HISTORY, REPORT_PLOT
 from vaswani.hub.plain_card import (
     CARD_FILE_NAME,
     MARK,
@@ -26,7 +26,7 @@ from vaswani.hub.plain_card import (
     model_tags,
     usage,
 )
-from vaswani.hub.run_metadata import DISTILLATION_PLOT, RunMetadata
+from vaswani.hub.run_metadata import RunMetadata
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 
 # Training settings that the card lists if they are known.
@@ -111,7 +111,7 @@ def model_card(run: RunMetadata, repo_id: str) -> ModelCard:
     parts = [f"# {name}", _summary(run)]
     parts += [f"## {title}\n\n{text}" for title, text in sections.items() if text]
     if run.distillation:
-        picture = f"\n\n![Quality against speed]({DISTILLATION_PLOT})" if run.has_plot else ""
+        picture = f"\n\n![Quality against speed]({REPORT_PLOT})" if run.has_plot else ""
         parts.insert(-1, run.distillation.strip() + picture)
     return card_of(_metadata(run, name), parts)
 

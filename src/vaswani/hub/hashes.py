@@ -14,12 +14,18 @@ from vaswani.data.tokenization import TARGET_SUBFOLDER
 from vaswani.errors import UserError
 from vaswani.files.atomic_files import sha256_of, write_whole
 from vaswani.files.json_files import read_object, unreadable
-from vaswani.files.run_files import MANIFEST, is_checkpoint
+from vaswani.files.run_files import (
+    ADAPTED_SAMPLE,
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    MANIFEST,
+    is_checkpoint,
+)
 
 HASHES = "model_hashes.json"
 _MODEL_FILES = (
     *("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json"),
-    *("adapter_config.json", "adapter_model.safetensors", "adapted_sample.json"),
+    *(ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTED_SAMPLE),
 )
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),

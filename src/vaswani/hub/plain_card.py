@@ -19,6 +19,7 @@ from huggingface_hub import HfApi, ModelCard, ModelCardData
 from transformers import PreTrainedConfig
 from transformers.utils import PushToHubMixin
 
+from vaswani.files.run_files import ADAPTER_CONFIG
 from vaswani.hub.run_metadata import auto_class_of
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 from vaswani.model.stacks import VaswaniPreTrainedModel
@@ -26,7 +27,7 @@ from vaswani.model.stacks import VaswaniPreTrainedModel
 CARD_FILE_NAME = "README.md"
 SAVED = (
     *("config.json", "generation_config.json", "model*.safetensors", "model*.safetensors.index.json"),
-    *("adapter_config.json", "adapter_model*.safetensors", "*.py", CARD_FILE_NAME),
+    *(ADAPTER_CONFIG, "adapter_model*.safetensors", "*.py", CARD_FILE_NAME),
 )
 MARK = "<!-- Written by vaswani from what it knows. Delete this line to keep what you write here. -->"
 PAPER = "[Vaswani et al., 2017](https://arxiv.org/abs/1706.03762)"

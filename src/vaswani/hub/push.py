@@ -24,6 +24,8 @@ from vaswani.files.run_files import (
     AVERAGED_FILE,
     CORPUS_FILE,
     EVALUATION_FILE,
+    REPORT_PLOT,
+    REPORT_TEXT,
     SETTINGS_FILE,
 )
 from vaswani.hub.adapters import adapted_model, check_published_base
@@ -31,7 +33,7 @@ from vaswani.hub.card import handwritten_card, model_card
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure
 from vaswani.hub.plain_card import CARD_FILE_NAME, MARK
-from vaswani.hub.run_metadata import DISTILLATION_PLOT, DISTILLATION_REPORT, RunMetadata
+from vaswani.hub.run_metadata import RunMetadata
 from vaswani.hub.weights import check_finite_files, holds_adapter
 from vaswani.model import configuration_vaswani
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
@@ -46,11 +48,11 @@ TOKENIZERS = (
     "chat_template.jinja",
 )
 ADAPTERS = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTED_SAMPLE)
-PUSHED = ("generation_config.json", DISTILLATION_PLOT, *WEIGHTS, *ADAPTERS, *TOKENIZERS)
+PUSHED = ("generation_config.json", REPORT_PLOT, *WEIGHTS, *ADAPTERS, *TOKENIZERS)
 # Files from which the pushed configuration and card are made.
 _READ = (
     *("config.json", CARD_FILE_NAME, SETTINGS_FILE, CORPUS_FILE, EVALUATION_FILE, AVERAGED_FILE),
-    DISTILLATION_REPORT,
+    REPORT_TEXT,
 )
 
 

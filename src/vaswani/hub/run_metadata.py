@@ -20,6 +20,8 @@ from vaswani.files.run_files import (
     AVERAGED_FILE,
     CORPUS_FILE,
     EVALUATION_FILE,
+    REPORT_PLOT,
+    REPORT_TEXT,
     checkpoints,
 )
 from vaswani.files.run_settings import REPAIR, read_settings
@@ -34,7 +36,6 @@ _AUTO_CLASSES: tuple[Any, ...] = (
 )
 _ATTENTION = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 _COUNTS_LAYERS = re.compile(r"(^|_)(n_layers?|layers)$")
-DISTILLATION_REPORT, DISTILLATION_PLOT = "report.md", "quality_speed.png"
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,8 @@ def read_run_metadata(folder: Path, config: PreTrainedConfig | None = None) -> R
         settings=read_settings(folder),
         corpus=_record(folder / CORPUS_FILE),
         evaluation=_record(folder / EVALUATION_FILE),
-        distillation=_text(folder / DISTILLATION_REPORT),
-        has_plot=(folder / DISTILLATION_PLOT).is_file(),
+        distillation=_text(folder / REPORT_TEXT),
+        has_plot=(folder / REPORT_PLOT).is_file(),
         target_tokenizer=TARGET_SUBFOLDER if (folder / TARGET_SUBFOLDER).is_dir() else None,
         averaged=tuple(_record(folder / AVERAGED_FILE).get("checkpoints", ())),
         adapter=_record(folder / ADAPTER_CONFIG),

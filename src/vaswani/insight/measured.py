@@ -12,10 +12,8 @@ from vaswani.errors import UserError, one_line
 from vaswani.evaluation.confidence import Estimate
 from vaswani.evaluation.text_metrics import METRIC_NAMES
 from vaswani.files.json_files import read_object
-from vaswani.files.run_files import EVALUATION_FILE
+from vaswani.files.run_files import EVALUATION_FILE, REPORT_DATA
 from vaswani.hub.run_metadata import read_run_metadata
-
-REPORT = "report.json"  # of a distillation or a comparison
 
 
 @dataclass(frozen=True)
@@ -53,8 +51,8 @@ def read_measured(path: Path) -> list[MeasuredModel]:
     Raises:
         UserError: the path is none of these, or cannot be read.
     """
-    if path.is_dir() and (path / REPORT).exists():
-        path = path / REPORT
+    if path.is_dir() and (path / REPORT_DATA).exists():
+        path = path / REPORT_DATA
     if path.is_dir():
         return [_read_run(path)]
     try:
@@ -64,8 +62,8 @@ def read_measured(path: Path) -> list[MeasuredModel]:
             error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {one_line(error)}"
         )
         raise UserError(
-            f"{path} cannot be read as a report of a distillation ({reason}); give a {REPORT} that vaswani "
-            "distill or compare has written, or the folder of a training"
+            f"{path} cannot be read as a report of a distillation ({reason}); give a {REPORT_DATA} that "
+            "vaswani distill or compare has written, or the folder of a training"
         ) from error
 
 
@@ -90,8 +88,8 @@ def _read_run(folder: Path) -> MeasuredModel:
     """Return the model of a training, with the speed measured in its evaluation."""
     if not (folder / EVALUATION_FILE).exists():
         raise UserError(
-            f"{folder} has neither {EVALUATION_FILE} nor {REPORT}; give the folder of a training that was "
-            "evaluated (evaluate_test), or of a distillation"
+            f"{folder} has neither {EVALUATION_FILE} nor {REPORT_DATA}; give the folder of a training that "
+            "was evaluated (evaluate_test), or of a distillation"
         )
     run = read_run_metadata(folder)
     metrics, split = run.evaluation.get("metrics", {}), run.evaluation.get("split", "test")
