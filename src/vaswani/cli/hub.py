@@ -43,9 +43,9 @@ def card(
 
     if repo is not None:
         check_repo_name(repo)
-    facts = _facts(model, language, license_name, data_name, data_url, data_license)
+    metadata = _metadata(model, language, license_name, data_name, data_url, data_license)
     name = repo or model.absolute().name
-    print_line(str(model_card(facts, name)).rstrip("\n"))
+    print_line(str(model_card(metadata, name)).rstrip("\n"))
 
 
 @app.command()
@@ -75,11 +75,11 @@ def push(
 
     begin_work()
     check_folder(model)
-    facts = _facts(model, language, license_name, data_name, data_url, data_license)
-    print_line(f"published {push_folder(model, repo, facts, private=private or None, revision=revision)}")
+    metadata = _metadata(model, language, license_name, data_name, data_url, data_license)
+    print_line(f"published {push_folder(model, repo, metadata, private=private or None, revision=revision)}")
 
 
-def _facts(
+def _metadata(
     model: Path,
     language: list[str] | None,
     license_name: str | None,

@@ -109,7 +109,7 @@ def check_folder(folder: Path) -> None:
 def push_folder(
     folder: Path,
     repo_id: str,
-    facts: RunMetadata,
+    metadata: RunMetadata,
     *,
     private: bool | None = None,
     revision: str | None = None,
@@ -125,7 +125,7 @@ def push_folder(
     Args:
         folder: the folder of the model.
         repo_id: `owner/name`, or a name in the user's own namespace; created if it does not exist.
-        facts: the content of the card.
+        metadata: the content of the card.
         private: make a new repository private.
         revision: branch to push to, created if it does not exist; default `main`.
         token: access token; default the one of `hf auth login` or HF_TOKEN.
@@ -149,7 +149,7 @@ def push_folder(
         url = api.create_repo(repo_id, private=private, exist_ok=True)
         if revision is not None:
             api.create_branch(url.repo_id, branch=revision, exist_ok=True)
-        files = _files(folder, facts, _card(api, url.repo_id, revision, folder, facts))
+        files = _files(folder, metadata, _card(api, url.repo_id, revision, folder, metadata))
         operations = [CommitOperationAdd(name, content) for name, content in files.items()]
         stale = [CommitOperationDelete(name) for name in _stale(api, url.repo_id, revision, files)]
         api.create_commit(
@@ -169,21 +169,24 @@ def _is_user_error(error: BaseException) -> bool:
     return isinstance(error, ValueError) or refused
 
 
-def _files(folder: Path, facts: RunMetadata, card: bytes | None) -> dict[str, Path | bytes]:
+def _files(folder: Path, metadata: RunMetadata, card: bytes | None) -> dict[str, Path | bytes]:
     """Return the files to push: paths or contents by name."""
-    files: dict[str, Path | bytes] = {"config.json": _config(folder, facts), **allowed_files(folder, PUSHED)}
-    if isinstance(facts.config, VaswaniFamilyConfig):
-        files |= {path.name: path for path in code_files(facts.config)}
+    files: dict[str, Path | bytes] = {
+        "config.json": _config(folder, metadata),
+        **allowed_files(folder, PUSHED),
+    }
+    if isinstance(metadata.config, VaswaniFamilyConfig):
+        files |= {path.name: path for path in code_files(metadata.config)}
     if card is not None:
         files[CARD_FILE_NAME] = card
     return files
 
 
-def _config(folder: Path, facts: RunMetadata) -> bytes:
+def _config(folder: Path, metadata: RunMetadata) -> bytes:
     """Return the configuration, with the `auto_map` that older checkpoints lack."""
     values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if isinstance(facts.config, VaswaniFamilyConfig):
-        values["auto_map"] = facts.config.auto_classes
+    if isinstance(metadata.config, VaswaniFamilyConfig):
+        values["auto_map"] = metadata.config.auto_classes
     return (json.dumps(values, indent=2, sort_keys=True) + "\n").encode()
 
 
@@ -194,7 +197,9 @@ def code_files(config: VaswaniFamilyConfig) -> list[Path]:
     return [modeling, *map(Path, sorted(get_relative_import_files(str(modeling))))]
 
 
-def _card(api: HfApi, repo_id: str, revision: str | None, folder: Path, facts: RunMetadata) -> bytes | None:
+def _card(
+    api: HfApi, repo_id: str, revision: str | None, folder: Path, metadata: RunMetadata
+) -> bytes | None:
     """Return the folder's own card or a generated one; None keeps the card in the repository."""
     if (here := handwritten_card(folder)) is not None:
         return here.encode()
@@ -203,7 +208,7 @@ def _card(api: HfApi, repo_id: str, revision: str | None, folder: Path, facts: R
         if MARK not in Path(there).read_text(encoding="utf-8", errors="replace"):
             logger.warning("The card of %s was edited and is kept; delete it there for a new one.", repo_id)
             return None
-    return str(model_card(facts, repo_id)).encode()
+    return str(model_card(metadata, repo_id)).encode()
 
 
 def _stale(api: HfApi, repo_id: str, revision: str | None, files: dict[str, Any]) -> Iterator[str]:

@@ -42,12 +42,12 @@ def unfinished_checkpoint(output_dir: Path, step: int) -> Path:
     return output_dir / f"{UNFINISHED}{name}" / name
 
 
-def finish_checkpoint(unfinished: Path, facts: dict[str, Any]) -> Path:
+def finish_checkpoint(unfinished: Path, content: dict[str, Any]) -> Path:
     """Write the manifest, which marks a checkpoint as complete, and move the checkpoint to its place.
 
     Args:
         unfinished: its folder (see `unfinished_checkpoint`).
-        facts: content of the manifest besides the hashes; plain JSON values.
+        content: content of the manifest besides the hashes; plain JSON values.
 
     Returns:
         The folder in its place; it replaces an older one.
@@ -55,7 +55,7 @@ def finish_checkpoint(unfinished: Path, facts: dict[str, Any]) -> Path:
     files = sorted(path for path in unfinished.rglob("*") if path.is_file())
     hashes = {str(path.relative_to(unfinished)): sha256_of(path) for path in files}
     manifest = unfinished / MANIFEST
-    manifest.write_text(json.dumps({**facts, "files": hashes}, indent=2), encoding="utf-8")
+    manifest.write_text(json.dumps({**content, "files": hashes}, indent=2), encoding="utf-8")
     for path in [*files, manifest, *(path for path in unfinished.rglob("*") if path.is_dir()), unfinished]:
         sync(path)
     finished = unfinished.parent.with_name(unfinished.name)

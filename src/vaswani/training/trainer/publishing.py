@@ -91,11 +91,11 @@ class Publisher:
     ) -> RunMetadata:
         """Write the card from the model, the files of the run and these fields; ignore all others."""
         folder = self.trainer.output_dir
-        facts = self._run_metadata()
+        metadata = self._run_metadata()
         languages = [language] if isinstance(language, str) else language
-        facts = facts.with_settings(language=languages, license=license)
-        write_card(folder, facts, model_name or self.trainer.hub_model_id or folder.absolute().name)
-        return facts
+        metadata = metadata.with_settings(language=languages, license=license)
+        write_card(folder, metadata, model_name or self.trainer.hub_model_id or folder.absolute().name)
+        return metadata
 
     def push(self, blocking: bool, card: dict[str, Any], options: dict[str, Any]) -> Any:
         """Push the model in the run's folder; return the address of the repository, or a `Future` of it.
@@ -106,12 +106,12 @@ class Publisher:
             options: options of `push_folder`, in place of those in the training arguments.
         """
         trainer = self.trainer
-        facts = self.write_card(**card)
+        metadata = self.write_card(**card)
         if trainer.push_in_progress is not None:
             trainer.push_in_progress.wait_until_done()
         options = trainer.args.push_options() | options
         job = push_folder if blocking else partial(_API.run_as_future, push_folder)
-        return job(trainer.output_dir, trainer.hub_model_id, facts, **options)
+        return job(trainer.output_dir, trainer.hub_model_id, metadata, **options)
 
     def push_checkpoint(self, checkpoint: Path) -> None:
         """Push a checkpoint in the background, as `hub_strategy` says; a failure does not stop training."""
@@ -127,8 +127,8 @@ class Publisher:
             logger.warning("%s was not pushed; training goes on. %s", checkpoint, error)
             return
         step = f"update {trainer.state.global_step:,} of {trainer.state.max_steps:,}"
-        facts = replace(self._run_metadata(), unfinished=step, evaluation={}, distillation="")
-        job = _API.run_as_future(self._push_copy, copy, checkpoint.name, step, facts, args.push_options())
+        metadata = replace(self._run_metadata(), unfinished=step, evaluation={}, distillation="")
+        job = _API.run_as_future(self._push_copy, copy, checkpoint.name, step, metadata, args.push_options())
         if running:
             trainer.push_in_progress.jobs.append(job)
         else:
@@ -136,12 +136,12 @@ class Publisher:
             trainer.push_in_progress = PushInProgress([job])  # type: ignore[arg-type]
 
     def _push_copy(
-        self, copy: Path, checkpoint: str, step: str, facts: RunMetadata, options: dict[str, Any]
+        self, copy: Path, checkpoint: str, step: str, metadata: RunMetadata, options: dict[str, Any]
     ) -> None:
         strategy, repository = self.trainer.args.hub_strategy, self.trainer.hub_model_id
         message = f"In training: {step}"
         try:
-            push_folder(copy, repository, facts, **options, message=message)
+            push_folder(copy, repository, metadata, **options, message=message)
             if strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
                 _API.upload_folder(
                     repo_id=repository,
@@ -161,8 +161,10 @@ class Publisher:
 
     def _run_metadata(self) -> RunMetadata:
         """Read the run's metadata; the trainer's arguments replace a missing configuration file."""
-        facts = read_run_metadata(self.trainer.output_dir, self._config)
-        return facts if facts.settings else replace(facts, settings=training_settings(self.trainer.args))
+        metadata = read_run_metadata(self.trainer.output_dir, self._config)
+        if metadata.settings:
+            return metadata
+        return replace(metadata, settings=training_settings(self.trainer.args))
 
     @property
     def _config(self) -> PreTrainedConfig:
