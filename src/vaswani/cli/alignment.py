@@ -14,6 +14,7 @@ from vaswani.cli.options import (
     PaddedTokensPerBatch,
     PairsName,
     TargetFile,
+    added_field,
     model_option,
     number,
     numbers_in,
@@ -23,7 +24,7 @@ from vaswani.cli.options import (
 )
 from vaswani.cli.screen import warn
 from vaswani.cli.splits import columns_of_training
-from vaswani.cli.text_jobs import write_results
+from vaswani.cli.text_jobs import check_line_options, write_results
 from vaswani.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,9 +41,7 @@ def align(
     output_name: OutputName = "-",
     source_field: Annotated[str | None, trained_field("source_field", "sources", "source")] = None,
     target_field: Annotated[str | None, trained_field("target_field", "targets", "target")] = None,
-    output_field: Annotated[
-        str | None, typer.Option("--output_field", help="Field to add to the rows of a table. [alignment]")
-    ] = None,
+    output_field: Annotated[str | None, added_field("alignment")] = None,
     layer: Annotated[
         str | None,
         typer.Option(
@@ -113,10 +112,9 @@ def align(
     one of the target, counted from 0. Each row of a table gives a line of
     JSON: the row with its links.
     """
-    from vaswani.files.line_files import check_not_input, check_not_json
+    from vaswani.files.line_files import check_not_input
     from vaswani.inference.align.files import align_pairs, load_gold
     from vaswani.inference.align.links import check_method
-    from vaswani.inference.inputs import for_tables
     from vaswani.inference.pair_inputs import open_pairs
 
     check_not_input(output_name, input_name, target_file, gold)
@@ -141,10 +139,9 @@ def align(
     defaults = columns_of_training(model, source_field="source", target_field="target")
     fields: dict[str, Any] = {"source_field": source_field, "target_field": target_field}
     with open_pairs(input_name, target_file, **fields, defaults=defaults, added=[added]) as (pairs, _):
-        if pairs.row is None and output_field is not None:
-            raise for_tables(f"--output_field {output_field}", input_name)
-        if pairs.row is None:
-            check_not_json(output_name, "give a table, whose rows come back as lines of JSON")
+        option = None if output_field is None else f"--output_field {output_field}"
+        remedy = "give a table, whose rows come back as lines of JSON"
+        check_line_options(pairs, input_name, output_name, option, remedy)
         gold_links = None if gold is None else load_gold(gold, pairs.total)
         load = partial(_load_aligner, model, reverse_model, method, languages, of_model, options)
         report = write_results(

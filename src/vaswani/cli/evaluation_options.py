@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vaswani.cli.options import TRANSLATOR_DEFAULTS, DatasetConfig, Threshold, column, number
+from vaswani.cli.options import TRANSLATOR_DEFAULTS, AsJson, DatasetConfig, Threshold, column, number
 from vaswani.errors import UserError
 
 # The kind of a model by its Auto class, and the name of each kind in messages.
@@ -164,9 +164,7 @@ def declare(
         str | None,
         typer.Option("--output", metavar="FILE", help="Write the outputs, one line for each scored row."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the scores as one JSON object on the last line.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Declare the options of `vaswani evaluate` that are not those of a translator."""
 

@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +17,7 @@ from vaswani.cli.options import (
     Temperature,
     TopK,
     TopP,
+    added_field,
     check_stream_options,
     model_option,
     number,
@@ -24,11 +25,8 @@ from vaswani.cli.options import (
     trained_field,
 )
 from vaswani.cli.screen import warn
-from vaswani.cli.text_jobs import stream_results, write_results
+from vaswani.cli.text_jobs import check_line_options, stream_results, write_results
 from vaswani.errors import UserError
-
-if TYPE_CHECKING:
-    from vaswani.inference.inputs import Texts
 
 
 @app.command()
@@ -54,10 +52,7 @@ def generate(
             "Default for lines if the model was trained on chats.",
         ),
     ] = False,
-    output_field: Annotated[
-        str | None,
-        typer.Option("--output_field", help="Field to add to the rows of a table. [continuation]"),
-    ] = None,
+    output_field: Annotated[str | None, added_field("continuation")] = None,
     max_new_tokens: Annotated[
         int, number("--max_new_tokens", help="Maximum number of tokens of a continuation.", at_least=1)
     ] = 128,
@@ -131,7 +126,9 @@ def generate(
         from vaswani.inference.generate.generation import TextGenerator, check_generation
 
         check_generation(**options).check_samples(num_samples or 1)
-        _check_lines(texts, input_name, output_name, output_field, num_samples)
+        option = None if output_field is None else "--output_field"
+        remedy = "add --num_samples for lines of JSON" if num_samples is None else None
+        check_line_options(texts, input_name, output_name, option, remedy)
         options["chat"] = chat or (texts.row is None and trained.get("messages_field") is not None)
         options["max_tokens_per_batch"] = max_tokens_per_batch
         load = partial(TextGenerator.from_pretrained, model, **options, **loading)
@@ -183,22 +180,3 @@ def _open_prompts(
         remedy="rename it" if added is None else "choose another with --output_field",
         chats=option == "messages_field",
     )
-
-
-def _check_lines(
-    texts: "Texts",
-    name: str,
-    output_name: str,
-    output_field: str | None,
-    num_samples: int | None,
-) -> None:
-    """Raise `UserError` for an option of tables, or the name of a table, if the prompts are lines."""
-    from vaswani.files.line_files import check_not_json
-    from vaswani.inference.inputs import for_tables
-
-    if texts.row is not None:
-        return
-    if output_field is not None:
-        raise for_tables("--output_field", name)
-    if num_samples is None:
-        check_not_json(output_name, "add --num_samples for lines of JSON")

@@ -69,6 +69,11 @@ def trained_field(name: str, of: str, default: str) -> Any:
     return table_field(name, of, f"as in training, or {default}")
 
 
+def added_field(default: str) -> Any:
+    """Declare the option for the field that a command adds to the rows of a table, and its default."""
+    return typer.Option("--output_field", help=f"Field to add to the rows of a table. [{default}]")
+
+
 def column(name: str, what: str, default: str = "as in training") -> Any:
     """Declare an option for a column of the data.
 
@@ -344,6 +349,7 @@ OutputName = Annotated[
     str,
     typer.Option("--output", metavar="FILE|-", help="Lines go to FILE.partial until all are written."),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the scores as one JSON object on the last line.")]
 OutputFolder = typer.Argument(metavar="OUT", help="Folder to create; it must be empty or not exist.")
 
 

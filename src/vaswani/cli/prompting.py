@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vaswani.cli.app import app
-from vaswani.cli.options import model_option, number, numbers_in, seed_of, takes_engine_options
+from vaswani.cli.options import AsJson, model_option, number, numbers_in, seed_of, takes_engine_options
 from vaswani.cli.screen import begin_work, check_standard_output, print_line, progress_bar, warn
 from vaswani.errors import UserError
 from vaswani.files.json_files import finite_json
@@ -38,9 +38,7 @@ def prompt(
         str | None,
         typer.Option("--output", metavar="FILE", help="Write prompts, answers and scores as JSONL."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the scores as one JSON object on the last line.")
-    ] = False,
+    as_json: AsJson = False,
     max_tokens_per_batch: Annotated[
         int, number("--max_tokens_per_batch", help="Tokens per batch, of prompts and answers.", at_least=1)
     ] = 8192,

@@ -5,13 +5,35 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from vaswani.cli.screen import begin_work, progress_of_texts
-from vaswani.files.line_files import LineWriter
+from vaswani.files.line_files import LineWriter, check_not_json
 
 if TYPE_CHECKING:
     from vaswani.inference.inputs import Texts
     from vaswani.inference.pair_inputs import Pairs
 
 Report = TypeVar("Report")
+
+
+def check_line_options(
+    texts: "Texts | Pairs", name: str, output_name: str, option: str | None, remedy: str | None
+) -> None:
+    """Raise `UserError` if the texts are lines, for an option of tables or an output named like a table.
+
+    Args:
+        texts: the texts or pairs of the input.
+        name: name of the input.
+        output_name: name of the output.
+        option: an option of tables that is given, if there is one.
+        remedy: how to write lines of JSON; None if they are written.
+    """
+    from vaswani.inference.inputs import for_tables
+
+    if texts.row is not None:
+        return
+    if option is not None:
+        raise for_tables(option, name)
+    if remedy is not None:
+        check_not_json(output_name, remedy)
 
 
 def write_results(

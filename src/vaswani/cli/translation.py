@@ -15,6 +15,7 @@ from vaswani.cli.options import (
     InputName,
     ModelNames,
     OutputName,
+    added_field,
     check_stream_options,
     number,
     table_field,
@@ -23,7 +24,7 @@ from vaswani.cli.options import (
 )
 from vaswani.cli.screen import warn
 from vaswani.cli.splits import columns_of_training
-from vaswani.cli.text_jobs import stream_results, write_results
+from vaswani.cli.text_jobs import check_line_options, stream_results, write_results
 from vaswani.errors import UserError
 
 if TYPE_CHECKING:
@@ -75,9 +76,7 @@ def translate(
     input_name: InputName = "-",
     output_name: OutputName = "-",
     source_field: Annotated[str | None, trained_field("source_field", "source text", "source")] = None,
-    output_field: Annotated[
-        str | None, typer.Option("--output_field", help="Field to add to the rows of a table. [translation]")
-    ] = None,
+    output_field: Annotated[str | None, added_field("translation")] = None,
     replace: Replace = False,
     n_best: NBest = None,
     scores: Scores = False,
@@ -138,9 +137,7 @@ def summarize(
         ),
     ] = None,
     source_field: Annotated[str | None, trained_field("source_field", "documents", "text")] = None,
-    output_field: Annotated[
-        str | None, typer.Option("--output_field", help="Field to add to the rows of a table. [summary]")
-    ] = None,
+    output_field: Annotated[str | None, added_field("summary")] = None,
     replace: Replace = False,
     n_best: NBest = None,
     scores: Scores = False,
@@ -246,15 +243,10 @@ class _Job:
 
     def check_lines(self, texts: "Texts") -> None:
         """Raise `UserError` for an option of tables, or the name of a table, if the texts are lines."""
-        from vaswani.files.line_files import check_not_json
-        from vaswani.inference.inputs import for_tables
-
-        if texts.row is not None:
-            return
-        if self.replace or self.output_field is not None:
-            raise for_tables("--replace" if self.replace else "--output_field", self.input_name)
-        if self.n_best is None:
-            check_not_json(self.output_name, "add --scores or --n_best for lines of JSON")
+        of_tables = {"--replace": self.replace, "--output_field": self.output_field is not None}
+        option = next((name for name, is_given in of_tables.items() if is_given), None)
+        remedy = "add --scores or --n_best for lines of JSON" if self.n_best is None else None
+        check_line_options(texts, self.input_name, self.output_name, option, remedy)
 
     def write(self, load: "Callable[[], Translator]", texts: "Texts") -> "LineReport":
         """Load a translator, and write the output of each text."""
