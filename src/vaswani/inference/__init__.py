@@ -1,1 +1,1 @@
-"""Using trained models: loading, translating, scoring."""
+"""Using trained models: translating, scoring, aligning, classifying, answering, embedding, generating."""

@@ -1,1 +1,1 @@
-"""Training: configuration, trainer, schedule, losses and metrics."""
+"""Training: configuration, trainers, runs, and processes."""

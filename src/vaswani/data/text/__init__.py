@@ -1,1 +1,1 @@
-"""Sequences of tokens for language models."""
+"""Texts: sequences for language models, completions, chats, sentences and n-gram scores."""

@@ -1,1 +1,1 @@
-"""Translation, scoring and ensembles."""
+"""Translation, its engines, and ensembles."""
