@@ -18,8 +18,8 @@ from toy_texts import write_texts
 from vaswani import TrainingArguments, Translator
 from vaswani.cli import run
 from vaswani.errors import UserError
-from vaswani.training.trainer.averaging import best_checkpoints, last_checkpoints
 from vaswani.training.trainer.base import BaseTrainer
+from vaswani.training.trainer.checkpoint_choice import best_checkpoints, last_checkpoints
 from vaswani.training.trainer.final_average import FinalAverage
 
 EVALUATED = {"eval_strategy": "steps", "eval_steps": 2, "predict_with_generate": False}

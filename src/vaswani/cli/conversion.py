@@ -212,7 +212,7 @@ def _checkpoints_to_average(
 ) -> list[str] | list[Path]:
     """Return the checkpoints to average."""
     from vaswani.files.run_files import checkpoints
-    from vaswani.training.trainer.averaging import best_checkpoints, last_checkpoints
+    from vaswani.training.trainer.checkpoint_choice import best_checkpoints, last_checkpoints
 
     if last is not None:
         return last_checkpoints(Path(sources[0]), last)

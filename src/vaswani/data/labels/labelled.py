@@ -177,7 +177,7 @@ def read_conll(path: Path) -> Iterator[Row]:
         The words, from the first column, and their tags, from the last; None for a sentence with a line of
         one column, with lines of different numbers of columns, or without a word or tag.
     """
-    for _, words in conll.sentences(reading._lines(path)):
+    for _, words in conll.sentences(reading.text_lines(path)):
         is_even = len(set(map(len, words))) == 1 < len(words[0])  # else a line may lack its tag
         whole = is_even and all(columns[0] and columns[-1] for columns in words)
         yield ([columns[0] for columns in words], [columns[-1] for columns in words]) if whole else None

@@ -135,7 +135,7 @@ def open_text(path: Path) -> Iterator[TextIO]:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _lines(path: Path) -> Iterator[str]:
+def text_lines(path: Path) -> Iterator[str]:
     r"""Yield the lines of a text file, without their ends (see `open_text`).
 
     No other character ends a line: a lone carriage return, form feed, U+0085 or U+2028 inside a sentence
@@ -148,18 +148,18 @@ def _lines(path: Path) -> Iterator[str]:
 
 def read_text_pair(source_path: Path, target_path: Path) -> Iterator[Row]:
     """Yield the lines of two plain text files in pairs; None after the end of the shorter file."""
-    yield from zip_longest(_lines(source_path), _lines(target_path))
+    yield from zip_longest(text_lines(source_path), text_lines(target_path))
 
 
 def read_lines(path: Path) -> Iterator[Row]:
     """Yield the lines of a plain text file, one document each."""
-    for line in _lines(path):
+    for line in text_lines(path):
         yield (line,)
 
 
 def read_paragraphs(path: Path) -> Iterator[Row]:
     """Yield the documents of a plain text file, separated by blank lines; newlines inside them stay."""
-    for document in paragraphs(_lines(path)):
+    for document in paragraphs(text_lines(path)):
         yield (document,)
 
 
@@ -279,7 +279,7 @@ def _csv_cells(path: Path) -> Iterator[list[str] | None]:
 
 def tsv_cells(path: Path) -> Iterator[list[str] | None]:
     """Yield the rows of a tab-separated file. Quotes are ordinary text: corpora contain raw quotes."""
-    return (line.split("\t") if line else [] for line in _lines(path))
+    return (line.split("\t") if line else [] for line in text_lines(path))
 
 
 Cells = Callable[[Path], Iterator[list[str] | None]]
