@@ -21,6 +21,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from forking import ForkingPython
+from jsonl import write_jsonl
 from tiny_runs import TINY_MODEL, TINY_RUN, as_flags
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.data.sources.dates import DATE_FORMATS, DateWriter, generate_dates
@@ -53,7 +54,7 @@ def corpus(tmp_path: Path) -> Path:
         {"en": " ".join(words[: 1 + i % 7]), "de": " ".join(words[i % 5 :]) + f" {i}"} for i in range(400)
     ]
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_jsonl(path, rows)
     return path
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer import Exit
 
+import in_process
 import vaswani.training.runs.translation
 from vaswani.cli import run
 from vaswani.cli.commands import app
@@ -17,9 +18,7 @@ from vaswani.model.sparse_pattern import SparsePattern
 
 
 def outcome(arguments: list[str], capsys) -> tuple[int, str, str]:
-    status = run(arguments)
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
+    return in_process.outcome(capsys, *arguments)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from jsonl import write_jsonl
 from toy_alignment import reversed_rows, save_reversing_checkpoint
 from toy_labels import save_toy_encoder
 from vaswani import Aligner
@@ -29,7 +30,7 @@ def models(tmp_path_factory) -> Path:
 def files(tmp_path: Path) -> dict[str, Path]:
     """Pairs as a table and as lines, and gold links that are right."""
     names = {name: tmp_path / name for name in ("rows.jsonl", "source", "target", "gold")}
-    names["rows.jsonl"].write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    write_jsonl(names["rows.jsonl"], ROWS)
     names["source"].write_text("".join(f"{source}\n" for source, _ in PAIRS))
     names["target"].write_text("".join(f"{target}\n" for _, target in PAIRS))
     names["gold"].write_text("".join(to_pharaoh(right(target)) + "\n" for _, target in PAIRS))

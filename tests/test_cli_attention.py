@@ -13,8 +13,8 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, Mam
 
 import library_translators
 import toy_labels
+from in_process import outcome
 from toy_translation import save_toy_checkpoint, toy_marian, toy_tokenizer
-from vaswani.cli import run
 from vaswani.insight.attention import load_attention_model, read_attention
 from vaswani.insight.attention_page import page
 
@@ -33,9 +33,7 @@ def models(tmp_path_factory) -> Path:
 
 
 def attention(capfd, *arguments: object) -> tuple[int, str, str]:
-    status = run(["attention", "--device", "cpu", *map(str, arguments)])
-    captured = capfd.readouterr()
-    return status, captured.out, captured.err
+    return outcome(capfd, "attention", "--device", "cpu", *arguments)
 
 
 def maps_of(text: str) -> list[dict]:

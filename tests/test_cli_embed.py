@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from in_process import outcome
 from standard_error import without_progress
 from toy_translation import toy_tokenizer
 from vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig, VaswaniForCausalLM, VaswaniForMaskedLM
-from vaswani.cli import run
 from vaswani.inference.embed.embedding import Embedder
 from vaswani.inference.embed.scalar_mix import ScalarMix
 from vaswani.inference.embed.word_vectors import stack_word_vectors
@@ -64,10 +64,7 @@ def text(tmp_path: Path) -> Path:
 
 
 def embed(capfd, *arguments: str | Path) -> tuple[int, str, str]:
-    """Exit status, output and errors of the command, run in this process."""
-    status = run(["embed", *map(str, arguments)])
-    captured = capfd.readouterr()
-    return status, captured.out, captured.err
+    return outcome(capfd, "embed", *arguments)
 
 
 def records(capfd, *arguments: str | Path) -> list[dict[str, Any]]:

@@ -10,7 +10,8 @@ import yaml
 
 import toy_prompting
 from exported_toys import ExportedToys, SavedToys, exported_toys, saved_toys
-from toy_labels import write_jsonl, write_toy_rows
+from jsonl import write_jsonl
+from toy_labels import write_toy_rows
 from toy_questions import toy_questions
 from toy_translation import toy_rows
 from vaswani.cli import run

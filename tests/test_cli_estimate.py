@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from in_process import outcome
 from toy_labels import save_toy_classifier
 from toy_translation import save_toy_checkpoint, toy_model
-from vaswani.cli import run
 from vaswani.files.named_configs import command, config_names, shipped_config
 from vaswani.files.yaml_files import load_yaml
 from vaswani.insight.arithmetic import calibration, measure
@@ -27,9 +27,7 @@ OF_DATES = ("--config", "dates", "--device", "h100")
 @pytest.fixture
 def call(capfd) -> Callable[..., tuple[int, str, str]]:
     def run_it(*arguments: object) -> tuple[int, str, str]:
-        status = run(["estimate", *map(str, arguments)])
-        captured = capfd.readouterr()
-        return status, captured.out, captured.err
+        return outcome(capfd, "estimate", *arguments)
 
     return run_it
 

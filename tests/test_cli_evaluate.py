@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from in_process import outcome
 from tiny_causal import gpt2_like
 from tiny_runs import TINY_RUN, as_flags
 from toy_labels import (
@@ -42,10 +43,7 @@ QUICK: dict[str, Any] = {"use_cpu": True, "disable_tqdm": True, "max_steps": 6, 
 
 
 def evaluate(capfd, *arguments: object) -> tuple[int, str, str]:
-    capfd.readouterr()
-    status = run(["evaluate", *map(str, arguments)])
-    captured = capfd.readouterr()
-    return status, captured.out, captured.err
+    return outcome(capfd, "evaluate", *arguments)
 
 
 def record_of(capfd, *arguments: object) -> dict[str, Any]:

@@ -13,6 +13,8 @@ import pytest
 import torch
 import yaml
 
+from in_process import outcome
+from jsonl import write_jsonl
 from tiny_causal import TEXT, gpt2_like, ours
 from toy_translation import save_toy_checkpoint
 from vaswani.cli import run
@@ -47,15 +49,7 @@ def generated(model: Path, prompts: list[Any], **options: Any) -> list[str]:
 
 
 def command(capfd: pytest.CaptureFixture, model: Path, *arguments: object) -> tuple[int, str, str]:
-    capfd.readouterr()
-    status = run(["generate", "--model", *map(str, [model, *arguments])])
-    captured = capfd.readouterr()
-    return status, captured.out, captured.err
-
-
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return outcome(capfd, "generate", "--model", model, *arguments)
 
 
 def rows_of(output: str) -> list[dict[str, Any]]:
@@ -80,7 +74,7 @@ def test_a_stream_writes_the_same_lines(model: Path, tmp_path: Path, capfd: pyte
     whole = command(capfd, model, "--input", lines, *options)
     assert whole[0] == 0, whole[2]
     assert command(capfd, model, "--input", lines, *options, "--stream")[:2] == whole[:2]
-    table = write_rows(tmp_path / "in.jsonl", [{"prompt": "the cat"}])
+    table = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "the cat"}])
     status, output, errors = command(capfd, model, "--input", table, "--stream")
     assert (status, output) == (2, "")
     assert "stream is for lines of text, and the input is a table; leave out stream" in errors
@@ -89,7 +83,7 @@ def test_a_stream_writes_the_same_lines(model: Path, tmp_path: Path, capfd: pyte
 def test_line_breaks_become_spaces_and_are_counted(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:
-    lines, table = tmp_path / "prompts.txt", write_rows(tmp_path / "in.jsonl", [{"prompt": "the cat"}] * 2)
+    lines, table = tmp_path / "prompts.txt", write_jsonl(tmp_path / "in.jsonl", [{"prompt": "the cat"}] * 2)
     lines.write_text("the cat\nthe cat\n")
     found = [Generation("the cat", (GeneratedText(text, True),)) for text in (" sat\r\n\non it", " sat")]
 
@@ -128,7 +122,7 @@ def test_samples_are_json_with_their_scores(
 def test_a_too_long_prompt_is_reported_in_its_row_and_on_standard_error(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:
-    table = write_rows(tmp_path / "in.jsonl", [{"prompt": "the"}, {"prompt": TEXT * 3}])
+    table = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "the"}, {"prompt": TEXT * 3}])
     status, output, errors = command(capfd, model, "--input", table, "--num_samples", "1")
     assert status == 0
     short, long = rows_of(output)
@@ -151,7 +145,7 @@ def test_a_table_keeps_its_fields(
     if ending == ".csv":
         table.write_text("id,question\n1,the cat\n2,is it\n")
     else:
-        write_rows(table, [{"id": "1", "question": "the cat"}, {"id": "2", "question": "is it"}])
+        write_jsonl(table, [{"id": "1", "question": "the cat"}, {"id": "2", "question": "is it"}])
     options = ["--prompt_field", "question", "--output_field", "answer", "--max_new_tokens", "6"]
     status, output, errors = command(capfd, model, "--input", table, *options)
     assert status == 0, errors
@@ -163,7 +157,7 @@ def test_a_table_keeps_its_fields(
 
 
 def test_chats_are_answered(model: Path, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
-    table = write_rows(tmp_path / "in.jsonl", [{"chat": CHATS[0]}, {"chat": json.dumps(CHATS[1])}])
+    table = write_jsonl(tmp_path / "in.jsonl", [{"chat": CHATS[0]}, {"chat": json.dumps(CHATS[1])}])
     options = ["--messages_field", "chat", "--max_new_tokens", "6"]
     status, output, errors = command(capfd, model, "--input", table, *options)
     assert status == 0, errors
@@ -182,7 +176,7 @@ def test_with_chat_each_line_is_a_user_message(
     try:
         status, output, errors = command(capfd, model, *command_line)
         of_json = command(capfd, model, *command_line, "--num_samples", "1")[1]
-        table = write_rows(tmp_path / "in.jsonl", [{"prompt": "is it?"}])
+        table = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "is it?"}])
         of_table = command(capfd, model, "--input", table, "--chat", "--max_new_tokens", "6")[1]
     finally:
         record.unlink(missing_ok=True)
@@ -207,7 +201,7 @@ def test_fields_default_to_those_of_the_training(
     record = model / "training_config.yaml"
     record.write_text(yaml.safe_dump(settings))
     try:
-        table = write_rows(tmp_path / "in.jsonl", rows)
+        table = write_jsonl(tmp_path / "in.jsonl", rows)
         status, output, errors = command(capfd, model, "--input", table, "--max_new_tokens", "6")
     finally:
         record.unlink()
@@ -281,7 +275,7 @@ def test_a_chat_without_a_template_is_refused_before_any_work(
 def test_a_row_without_a_chat_is_named_before_any_work(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:
-    table = write_rows(tmp_path / "in.jsonl", [{"chat": CHATS[0]}, {"chat": [{"role": "user"}]}])
+    table = write_jsonl(tmp_path / "in.jsonl", [{"chat": CHATS[0]}, {"chat": [{"role": "user"}]}])
     status, output, errors = command(capfd, model, "--input", table, "--messages_field", "chat")
     assert (status, output) == (2, "")
     assert f"line 2 of {table}: field 'chat' holds no chat: the content of message 1 is null" in errors

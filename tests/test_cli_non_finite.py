@@ -11,7 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import in_process
 import toy_prompting
+from jsonl import write_jsonl
 from tiny_runs import TINY_RUN, as_flags, datasets_cache, dates
 from toy_labels import save_toy_encoder, write_toy_rows
 from toy_prompting import numeral_rows
@@ -38,9 +40,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "source.txt").write_text("".join(f"{source}\n" for source, _ in rows))
     (folder / "target.txt").write_text("".join(f"{target}\n" for _, target in rows))
     pairs = [{"source": source, "target": target} for source, target in rows]
-    (folder / "test.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    write_jsonl(folder / "test.jsonl", pairs)
     examples = numeral_rows()
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in examples), encoding="utf-8")
+    write_jsonl(folder / "rows.jsonl", examples)
     task = {
         "prompt": "{digit}:",
         "answer": " {word}",
@@ -100,10 +102,7 @@ def change(folder: Path, how: Callable[[dict[str, torch.Tensor]], Any]) -> str:
 
 
 def outcome(capfd: pytest.CaptureFixture[str], command: str, place: Path) -> tuple[int, str, str]:
-    capfd.readouterr()
-    status = run(command.format(*[place] * command.count("{}")).split())
-    captured = capfd.readouterr()
-    return status, captured.out, captured.err
+    return in_process.outcome(capfd, *command.format(*[place] * command.count("{}")).split())
 
 
 @pytest.mark.slow

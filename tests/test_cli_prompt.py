@@ -11,9 +11,10 @@ import pytest
 import yaml
 from transformers import BertConfig, BertForMaskedLM
 
+import in_process
+from jsonl import write_jsonl
 from standard_error import without_progress
 from toy_prompting import numeral_rows, numeral_task, save_toy_checkpoint, toy_model, toy_tokenizer
-from vaswani.cli import run
 from vaswani.inference.prompt.prompting import Prompter
 
 WRITTEN: dict[str, Any] = {"generate": True, "max_new_tokens": 8}
@@ -27,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write_task(folder: Path, **values: Any) -> Path:
     rows = numeral_rows()
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_jsonl(folder / "rows.jsonl", rows)
     task = {"prompt": "{digit}:", "answer": " {word}", "separator": ", ", "examples": rows, "test": rows}
     path = folder / "task.yaml"
     path.write_text(yaml.safe_dump({**task, **(values or WRITTEN)}, allow_unicode=True), encoding="utf-8")
@@ -36,10 +37,7 @@ def write_task(folder: Path, **values: Any) -> Path:
 
 def outcome(capfd: pytest.CaptureFixture, *arguments: str | Path) -> tuple[int, str, str]:
     """Exit status, output and errors of `vaswani prompt`, without starting a process."""
-    capfd.readouterr()
-    status = run(["prompt", *map(str, arguments)])
-    captured = capfd.readouterr()
-    return status, captured.out, captured.err
+    return in_process.outcome(capfd, "prompt", *arguments)
 
 
 @pytest.mark.parametrize("rows", ["test", "examples"])

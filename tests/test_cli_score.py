@@ -10,9 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import toy_labels
+from in_process import outcome
+from jsonl import write_jsonl
 from toy_translation import save_toy_checkpoint, toy_model, toy_rows, toy_tokenizer
 from vaswani import Scorer
-from vaswani.cli import run
 
 ROWS = [
     {"source": source, "target": target, "id": str(at)} for at, (source, target) in enumerate(toy_rows(6, 4))
@@ -33,21 +34,10 @@ def scorer() -> Scorer:
     return Scorer(toy_model(), toy_tokenizer())
 
 
-def command(capfd, *arguments: object) -> tuple[int, str, str]:
-    status = run(list(map(str, arguments)))
-    captured = capfd.readouterr()
-    return status, captured.out, captured.err
-
-
 def score(capfd, models: Path, *arguments: object, kind: str = "translator") -> tuple[int, list[Any], str]:
     flags = ["--model", models / kind, "--device", "cpu"]
-    status, output, errors = command(capfd, "score", *flags, *arguments)
+    status, output, errors = outcome(capfd, "score", *flags, *arguments)
     return status, [json.loads(line) for line in output.splitlines()], errors
-
-
-def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 # Pairs.
@@ -59,7 +49,7 @@ def test_every_row_comes_back_with_its_score(
 ) -> None:
     path = tmp_path / f"rows{ending}"
     if ending == ".jsonl":
-        write(path, ROWS)
+        write_jsonl(path, ROWS)
     elif ending == ".csv":
         path.write_text("\n".join(["source,target,id", *(",".join(row.values()) for row in ROWS)]))
     else:
@@ -81,7 +71,9 @@ def test_every_row_comes_back_with_its_score(
 
 
 def test_two_files_and_renamed_fields_give_the_same_scores(models: Path, tmp_path: Path, capfd) -> None:
-    table = write(tmp_path / "rows.jsonl", [{"x": {"en": row["source"]}, "y": row["target"]} for row in ROWS])
+    table = write_jsonl(
+        tmp_path / "rows.jsonl", [{"x": {"en": row["source"]}, "y": row["target"]} for row in ROWS]
+    )
     named = score(capfd, models, "--input", table, "--source_field", "x.en", "--target_field", "y")[1]
     for side in ("source", "target"):
         (tmp_path / side).write_text("\n".join(row[side] for row in ROWS))
@@ -93,7 +85,7 @@ def test_two_files_and_renamed_fields_give_the_same_scores(models: Path, tmp_pat
 
 
 def test_token_scores_and_batch_options_take_effect(models: Path, tmp_path: Path, capfd) -> None:
-    table = write(tmp_path / "rows.jsonl", ROWS)
+    table = write_jsonl(tmp_path / "rows.jsonl", ROWS)
     lines = score(capfd, models, "--input", table, "--tokens")[1]
     for line in lines:
         assert sum(token["log_prob"] for token in line["tokens"]) == pytest.approx(line["log_prob"])
@@ -113,7 +105,7 @@ def test_rows_that_are_not_scored_are_named(models: Path, tmp_path: Path, capfd)
     rows = [{"source": "one two", "target": "1 2"}, {"source": "one", "target": "1 2 3 4"}]
     rows += [{"source": "", "target": "1"}, {"source": "one", "target": ""}]
     rows += [{"source": "one", "target": None}, {"source": "one"}]
-    table = write(tmp_path / "rows.jsonl", rows)
+    table = write_jsonl(tmp_path / "rows.jsonl", rows)
     flags = ["--max_length", "4", "--max_source_length", "2", "--too_long", "skip"]
     status, lines, errors = score(capfd, models, "--input", table, *flags)
     assert status == 0
@@ -140,7 +132,7 @@ def test_an_n_best_list_of_translate_is_scored_as_the_search_scored_it(
     source, found = tmp_path / "in.txt", tmp_path / "found.jsonl"
     source.write_text("".join(f"{row['source']}\n" for row in ROWS) + "\n" + "seven " * 2000 + "\n")
     flags = ["--model", models / "translator", "--input", source, "--output", found]
-    assert command(capfd, "translate", *flags, "--n_best", "4", "--max_length", "6")[0] == 0
+    assert outcome(capfd, "translate", *flags, "--n_best", "4", "--max_length", "6")[0] == 0
     before = [json.loads(line) for line in found.read_text().splitlines()]
     status, after, errors = score(capfd, models, "--input", found)
     assert status == 0
@@ -162,7 +154,7 @@ def test_a_list_of_texts_is_sorted_by_score_and_length_penalty(
 ) -> None:
     texts = ["1", "1 2 3", "", "9 9 9 9 9 9"]
     rows = [{"id": 1, "source": "one two three", "of": {"all": texts}}, {"source": "one", "of": {"all": []}}]
-    table = write(tmp_path / "rows.jsonl", rows)
+    table = write_jsonl(tmp_path / "rows.jsonl", rows)
     orders = {}
     for alpha in ("0", "0.6", "8"):
         flags = ["--target_field", "of.all", "--length_penalty", alpha]
@@ -181,7 +173,7 @@ def test_a_list_of_texts_is_sorted_by_score_and_length_penalty(
 
 
 def test_a_too_long_target_of_a_list_is_ranked_last(models: Path, tmp_path: Path, capfd) -> None:
-    table = write(tmp_path / "rows.jsonl", [{"source": "one", "hypotheses": ["1 2 3 4", "9 9"]}])
+    table = write_jsonl(tmp_path / "rows.jsonl", [{"source": "one", "hypotheses": ["1 2 3 4", "9 9"]}])
     status, lines, errors = score(capfd, models, "--input", table, "--max_length", "4", "--tokens")
     assert status == 0
     best, worst = lines[0]["hypotheses"]
@@ -204,7 +196,7 @@ def test_texts_are_scored_from_lines_and_tables(models: Path, tmp_path: Path, ca
     assert [line["text"] for line in lines] == texts
     assert [line["log_prob"] for line in lines] == pytest.approx([each.log_prob for each in expected])
     assert "vaswani: scored 3 lines; 1 empty: log_prob" in errors
-    table = write(tmp_path / "rows.jsonl", [{"body": text, "id": 1} for text in texts])
+    table = write_jsonl(tmp_path / "rows.jsonl", [{"body": text, "id": 1} for text in texts])
     rows = score(capfd, models, "--input", table, "--text_field", "body", "--tokens", kind=kind)[1]
     assert [row["log_prob"] for row in rows] == [line["log_prob"] for line in lines]
     assert [len(row["tokens"]) for row in rows] == [line["num_tokens"] for line in lines]
@@ -268,7 +260,7 @@ def test_wrong_inputs_give_a_one_line_error(
         "number": {**pair, "target": 3},
         "numbers": {"source": "one", "hypotheses": ["1", 3]},
     }
-    names = {name: write(tmp_path / f"{name}.jsonl", [row]) for name, row in tables.items()}
+    names = {name: write_jsonl(tmp_path / f"{name}.jsonl", [row]) for name, row in tables.items()}
     names |= {"lines": tmp_path / "lines.txt", "more": tmp_path / "more.txt"}
     names["lines"].write_text("one\n")
     names["more"].write_text("1\n2")
@@ -282,7 +274,7 @@ def test_wrong_inputs_give_a_one_line_error(
 
 
 def test_json_lines_are_read_from_a_pipe(models: Path, tmp_path: Path, capfd, monkeypatch) -> None:
-    table = write(tmp_path / "rows.jsonl", ROWS)
+    table = write_jsonl(tmp_path / "rows.jsonl", ROWS)
     expected = score(capfd, models, "--input", table)[1]
     with table.open() as stream:
         monkeypatch.setattr("sys.stdin", stream)

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from every_command import save_models
-from vaswani.cli import run
+from in_process import outcome
 from vaswani.files.line_files import LONGEST_LINE
 from vaswani.inference.embed.embedding import Embedder
 from vaswani.inference.translate.torch_engine import TorchEngine
@@ -57,14 +57,8 @@ def write_table(folder: Path, ending: str, rows: list[dict[str, Any]] = ROWS) ->
     return path
 
 
-def command(capfd, *arguments: object) -> tuple[int, str, str]:
-    status = run(list(map(str, arguments)))
-    captured = capfd.readouterr()
-    return status, captured.out, captured.err
-
-
 def translate(capfd, models: Path, *arguments: object) -> tuple[int, str, str]:
-    return command(capfd, "translate", "--model", models / "translator", *SEARCH, *arguments)
+    return outcome(capfd, "translate", "--model", models / "translator", *SEARCH, *arguments)
 
 
 ENDINGS = [".jsonl", ".jsonl.gz", ".json", ".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet"]
@@ -276,7 +270,7 @@ def test_a_row_can_be_longer_than_the_line_limit(models: Path, tmp_path: Path, c
 
 
 def summarize(capfd, models: Path, *arguments: object) -> tuple[int, str, str]:
-    return command(capfd, "summarize", "--model", models / "translator", *SEARCH, *arguments)
+    return outcome(capfd, "summarize", "--model", models / "translator", *SEARCH, *arguments)
 
 
 def test_the_documents_option_splits_the_input(
@@ -334,7 +328,7 @@ def test_every_row_comes_back_with_its_vectors(
     models: Path, tmp_path: Path, capfd, flags: list[str], fields: list[str]
 ) -> None:
     table = write_table(tmp_path, ".csv")
-    status, output, errors = command(capfd, "embed", "--model", models / "encoder", "--input", table, *flags)
+    status, output, errors = outcome(capfd, "embed", "--model", models / "encoder", "--input", table, *flags)
     assert status == 0, errors
     records = [json.loads(line) for line in output.splitlines()]
     assert [{name: record[name] for name in ROWS[0]} for record in records] == ROWS
@@ -344,7 +338,7 @@ def test_every_row_comes_back_with_its_vectors(
         expected = embedder.embed([row["text"] for row in ROWS])
         for record, vector in zip(records, expected, strict=True):
             assert record["vector"] == pytest.approx(vector.tolist(), abs=1e-5)
-    by_label = command(
+    by_label = outcome(
         capfd, "embed", "--model", models / "encoder", "--input", table, *flags, "--text_field", "label"
     )[1]
     assert [json.loads(line)[fields[-1]] for line in by_label.splitlines()] != [
@@ -357,6 +351,6 @@ def test_arrays_of_the_vectors_of_a_table(models: Path, tmp_path: Path, capfd) -
     import numpy as np
 
     flags = ["--input", write_table(tmp_path, ".jsonl"), "--output", tmp_path / "out.npy"]
-    status, _, errors = command(capfd, "embed", "--model", models / "encoder", *flags)
+    status, _, errors = outcome(capfd, "embed", "--model", models / "encoder", *flags)
     assert (status, errors) == (0, "vaswani: embedded 3 rows; 1 empty\n")
     assert len(np.load(tmp_path / "out.npy")) == 3

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 import toy_prompting
-from toy_labels import save_toy_encoder, write_jsonl
+from jsonl import write_jsonl
+from toy_labels import save_toy_encoder
 from toy_translation import save_toy_checkpoint
 from vaswani.cli import run
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from transformers import BertConfig
 
+from in_process import outcome
 from standard_error import without_progress
 from toy_translation import save_toy_checkpoint, toy_model, toy_rows, toy_tokenizer
-from vaswani.cli import run
 from vaswani.files.line_files import LineWriter
 from vaswani.inference.translate.translation import Translator
 from vaswani.kernels import int8_linear
@@ -52,13 +52,6 @@ def line_by_line(model: Path) -> Iterator[subprocess.Popen]:
         yield process
 
 
-def in_process(capfd, *arguments: str | Path) -> tuple[int, str, str]:
-    """Exit status, output and errors of a command, run in this process."""
-    status = run(list(map(str, arguments)))
-    captured = capfd.readouterr()
-    return status, captured.out, captured.err
-
-
 # Translating.
 
 
@@ -85,7 +78,7 @@ def test_files_n_best_and_options_take_effect(model: Path, tmp_path: Path, capfd
     source, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
     source.write_text(TEXT)
     command = ["translate", "--model", model, "--input", source, "--output", output]
-    status, stdout, _ = in_process(
+    status, stdout, _ = outcome(
         capfd, *command, "--n_best", "2", "--num_beams", "3", "--length_penalty", "1.5", "--max_length", "4"
     )
     assert (status, stdout) == (0, "")
@@ -103,7 +96,7 @@ def test_files_n_best_and_options_take_effect(model: Path, tmp_path: Path, capfd
 def test_the_scores_flag_equals_n_best_1(model: Path, tmp_path: Path, capfd) -> None:
     (tmp_path / "in.txt").write_text(TEXT)
     command = ["translate", "--model", model, "--input", tmp_path / "in.txt"]
-    outputs = [in_process(capfd, *command, *flags)[1] for flags in (["--scores"], ["--n_best", "1"])]
+    outputs = [outcome(capfd, *command, *flags)[1] for flags in (["--scores"], ["--n_best", "1"])]
     assert outputs[0] == outputs[1]
     assert [len(json.loads(line)["hypotheses"]) for line in outputs[0].splitlines()] == [1, 0, 1]
 
@@ -112,7 +105,7 @@ def test_dtype_device_and_batch_size_reach_the_model(model: Path, tmp_path: Path
     (tmp_path / "in.txt").write_text(TEXT)
     command = ["translate", "--model", model, "--input", tmp_path / "in.txt", "--scores"]
     exact, rounded, one_by_one = (
-        [json.loads(line)["hypotheses"] for line in in_process(capfd, *command, *flags)[1].splitlines()]
+        [json.loads(line)["hypotheses"] for line in outcome(capfd, *command, *flags)[1].splitlines()]
         for flags in ([], ["--dtype", "bfloat16", "--device", "cpu"], ["--max_tokens_per_batch", "1"])
     )
     assert exact[0][0]["score"] != rounded[0][0]["score"]
@@ -142,9 +135,7 @@ def test_options_of_decoding_reach_the_search(
         for each in (value if isinstance(value, list) else [value])
         for word in (f"--{names.get(name, name)}", str(each))
     ]
-    status, output, _ = in_process(
-        capfd, "translate", "--model", model, "--input", tmp_path / "in.txt", *flags
-    )
+    status, output, _ = outcome(capfd, "translate", "--model", model, "--input", tmp_path / "in.txt", *flags)
     lines = (tmp_path / "in.txt").read_text().splitlines()
     assert status == 0
     assert output.splitlines() == Translator(toy_model(), toy_tokenizer(), **options)(lines)
@@ -156,13 +147,13 @@ def test_every_output_begins_with_a_prefix(
 ) -> None:
     (tmp_path / "in.txt").write_text(TEXT)
     command = ["translate", "--model", model, "--input", tmp_path / "in.txt", "--prefix", "9 8"]
-    status, output, _ = in_process(capfd, *command)
+    status, output, _ = outcome(capfd, *command)
     assert status == 0
     lines = TEXT.splitlines()
     expected = [each.text for each in translator.translate(lines, prefixes=["9 8"] * len(lines))]
     assert output.splitlines() == expected
     assert [text.startswith("9 8") for text in expected] == [True, False, True]
-    status, output, errors = in_process(capfd, *command, "--ban", "8")
+    status, output, errors = outcome(capfd, *command, "--ban", "8")
     assert (status, output) == (2, "")
     assert errors == "vaswani: prefix: '9 8' contains the banned phrase '8'; leave one of them out\n"
 
@@ -177,10 +168,10 @@ def test_several_models_form_an_ensemble(model: Path, corpus: list[Path], tmp_pa
     ):
         translator = Translator.from_pretrained([model, other], **options)
         expected = translator(corpus[1].read_text().splitlines())
-        status, output, _ = in_process(capfd, "translate", *together, *flags, "--input", corpus[1])
+        status, output, _ = outcome(capfd, "translate", *together, *flags, "--input", corpus[1])
         assert (status, output.splitlines()) == (0, expected)
         data = ["--data", *corpus[1:], "--output", tmp_path / "out.txt", "--json"]
-        status, output, _ = in_process(capfd, "evaluate", *together, *flags, *data)
+        status, output, _ = outcome(capfd, "evaluate", *together, *flags, *data)
         assert status == 0
         assert json.loads(output.splitlines()[-1])["model"] == [str(model), str(other)]
         assert (tmp_path / "out.txt").read_text().splitlines() == expected
@@ -189,7 +180,7 @@ def test_several_models_form_an_ensemble(model: Path, corpus: list[Path], tmp_pa
         (["--ensemble_weights", "1"], "ensemble_weights has 1 weights, and there are 2 models"),
         (["--ensemble_weights", "1,nan"], "ensemble_weights=nan must be above 0"),
     ):
-        status, _, errors = in_process(capfd, "translate", *together, *flags)
+        status, _, errors = outcome(capfd, "translate", *together, *flags)
         assert (status, errors.count("\n")) == (2, 1)
         assert message in errors
 
@@ -208,7 +199,7 @@ def test_a_streamed_translation_is_the_translation(
 ) -> None:
     (tmp_path / "in.txt").write_text(TEXT * 2)
     command = ["translate", "--model", model, "--input", tmp_path / "in.txt", *flags]
-    expected, streamed = in_process(capfd, *command), in_process(capfd, *command, "--stream")
+    expected, streamed = outcome(capfd, *command), outcome(capfd, *command, "--stream")
     assert streamed == expected
     assert streamed[0] == 0
     report = streamed[2].splitlines()[-1]
@@ -220,7 +211,7 @@ def test_a_word_is_written_as_soon_as_it_is_found(model: Path, tmp_path: Path, c
     (tmp_path / "in.txt").write_text("one two three\n")
     written: list[str] = []
     monkeypatch.setattr(LineWriter, "write", lambda writer, text, end="\n": written.append(text + end))
-    in_process(capfd, "translate", "--model", model, "--input", tmp_path / "in.txt", *GREEDY, "--stream")
+    outcome(capfd, "translate", "--model", model, "--input", tmp_path / "in.txt", *GREEDY, "--stream")
     translator = Translator(toy_model(), toy_tokenizer(), num_beams=1)
     assert written == [*translator.stream("one two three"), "\n"]
     assert len(written) > 3
@@ -231,10 +222,10 @@ def test_tables_and_too_long_lines_are_not_streamed(model: Path, tmp_path: Path,
     table.write_text('{"source": "one"}\n')
     command = ["translate", "--model", model, *GREEDY, "--stream", "--input"]
     message = "vaswani: stream is for lines of text, and the input is a table; leave out stream\n"
-    assert in_process(capfd, *command, table) == (2, "", message)
+    assert outcome(capfd, *command, table) == (2, "", message)
     (tmp_path / "in.txt").write_text("one two three\none\n")
     limit = ["--max_source_length", "3", "--too_long", "skip"]
-    status, output, errors = in_process(capfd, *command, tmp_path / "in.txt", *limit)
+    status, output, errors = outcome(capfd, *command, tmp_path / "in.txt", *limit)
     translator = Translator(toy_model(), toy_tokenizer(), num_beams=1)
     assert (status, output.splitlines()) == (0, ["", *translator(["one"])])
     assert "line 1 is left empty: it has " in errors
@@ -312,7 +303,7 @@ def test_a_model_that_cannot_translate_gives_an_error(
     model: Path, tmp_path: Path, capfd, prepare: Callable[[Path, Path], str], command: list[str]
 ) -> None:
     message = prepare(model, tmp_path / "model")
-    status, output, errors = in_process(capfd, *command, "--model", tmp_path / "model")
+    status, output, errors = outcome(capfd, *command, "--model", tmp_path / "model")
     assert (status, output) == (2, "")
     assert f"vaswani: {message}" in errors
 
@@ -352,14 +343,14 @@ def test_a_model_that_cannot_translate_gives_an_error(
     ],
 )
 def test_wrong_flags_give_one_line_and_status_2(model: Path, capfd, flags: list[str], message: str) -> None:
-    status, output, errors = in_process(capfd, "translate", "--model", model, *flags)
+    status, output, errors = outcome(capfd, "translate", "--model", model, *flags)
     assert (status, output) == (2, "")
     assert message in errors
     assert errors.count("\n") == 1
 
 
 def test_debug_shows_the_traceback(model: Path, capfd) -> None:
-    status, _, errors = in_process(capfd, "translate", "--model", model, "--dtype", "fp16", "--debug")
+    status, _, errors = outcome(capfd, "translate", "--model", model, "--dtype", "fp16", "--debug")
     assert status == 2
     assert errors.startswith("Traceback")
 
@@ -428,8 +419,8 @@ def test_a_table_and_a_pair_of_text_files_get_the_same_scores(
     rows, source, target = corpus
     kept = tmp_path / "kept.txt"
     fields = ["--source_field", "words.en", "--target_field", "digits"]
-    from_table = in_process(capfd, "evaluate", "--model", model, "--data", rows, *fields, "--json")
-    from_text = in_process(
+    from_table = outcome(capfd, "evaluate", "--model", model, "--data", rows, *fields, "--json")
+    from_text = outcome(
         capfd, "evaluate", "--model", model, "--data", source, target, "--json", "--output", kept
     )
     translations = translator(source.read_text().splitlines())
@@ -453,7 +444,7 @@ def test_a_table_and_a_pair_of_text_files_get_the_same_scores(
 
 def test_summaries_are_scored_by_rouge(model: Path, corpus: list[Path], capfd) -> None:
     flags = ["--task", "summarization", "--num_beams", "1"]
-    _, output, _ = in_process(capfd, "evaluate", "--model", model, "--data", *corpus[1:], *flags)
+    _, output, _ = outcome(capfd, "evaluate", "--model", model, "--data", *corpus[1:], *flags)
     assert [line.split()[0] for line in output.splitlines()] == [
         "rouge1",
         "rouge2",
@@ -462,18 +453,18 @@ def test_summaries_are_scored_by_rouge(model: Path, corpus: list[Path], capfd) -
         "20",
     ]
     assert "stem:porter" in output
-    status, _, errors = in_process(capfd, "evaluate", "--model", model, "--data", "x", "--task", "summary")
+    status, _, errors = outcome(capfd, "evaluate", "--model", model, "--data", "x", "--task", "summary")
     assert status == 2
     assert "task=summary is unknown; choose one of translation, summarization" in errors
 
 
 def test_max_source_length_truncates_sources(model: Path, corpus: list[Path], capfd) -> None:
     flags = ["--max_source_length", "2", "--num_beams", "1"]
-    _, output, _ = in_process(capfd, "evaluate", "--model", model, "--data", *corpus[1:], *flags, "--json")
+    _, output, _ = outcome(capfd, "evaluate", "--model", model, "--data", *corpus[1:], *flags, "--json")
     record = json.loads(output.splitlines()[-1])
     assert record["max_source_length"] == 2
     assert 0 < record["cut_off_rows"] <= 20
-    status, _, errors = in_process(
+    status, _, errors = outcome(
         capfd, "translate", "--model", model, "--input", corpus[1], "--output", "-", *flags
     )
     assert status == 0
@@ -484,21 +475,21 @@ def test_too_long_sources_are_skipped_or_cut(model: Path, tmp_path: Path, capfd)
     source = tmp_path / "in.txt"
     source.write_text("one\n" + "seven " * 2000 + "\ntwo\n")
     command = ["translate", "--model", model, "--input", source, "--num_beams", "1", "--max_length", "5"]
-    status, output, errors = in_process(capfd, *command)
+    status, output, errors = outcome(capfd, *command)
     assert (status, [bool(line) for line in output.split("\n")]) == (0, [True, False, True, False])
     assert "line 2 is left empty: it has " in errors
     assert "translated 3 lines; 1 not translated and left empty" in errors
-    status, output, errors = in_process(capfd, *command, "--too_long", "cut")
+    status, output, errors = outcome(capfd, *command, "--too_long", "cut")
     assert (status, [bool(line) for line in output.split("\n")]) == (0, [True, True, True, False])
     assert "translated 3 lines; 1 of which only the beginning was read" in errors
-    status, output, errors = in_process(capfd, *command, "--max_source_length", "100", "--too_long", "skip")
+    status, output, errors = outcome(capfd, *command, "--max_source_length", "100", "--too_long", "skip")
     assert "more than max_source_length=100; raise that, or truncate it (too_long=cut)" in errors
-    status, output, errors = in_process(capfd, *command, "--too_long", "drop")
+    status, output, errors = outcome(capfd, *command, "--too_long", "drop")
     assert (status, errors) == (2, "vaswani: too_long='drop' is unknown; expected 'cut' or 'skip'\n")
 
 
 def test_without_json_only_a_table_is_printed(model: Path, corpus: list[Path], capfd) -> None:
-    _, output, _ = in_process(capfd, "evaluate", "--model", model, "--data", *corpus[1:], "--num_beams", "1")
+    _, output, _ = outcome(capfd, "evaluate", "--model", model, "--data", *corpus[1:], "--num_beams", "1")
     assert [line.split()[0] for line in output.splitlines()] == [
         "bleu",
         "chrf",
@@ -511,7 +502,7 @@ def test_without_json_only_a_table_is_printed(model: Path, corpus: list[Path], c
 @pytest.mark.slow
 def test_the_built_in_dates_can_be_evaluated(model: Path, capfd) -> None:
     flags = ["--split", "validation", "--dataset_config", "de", "--max_length", "2", "--num_beams", "1"]
-    status, output, _ = in_process(capfd, "evaluate", "--model", model, "--data", "dates", *flags, "--json")
+    status, output, _ = outcome(capfd, "evaluate", "--model", model, "--data", "dates", *flags, "--json")
     record = json.loads(output.splitlines()[-1])
     assert status == 0
     assert (record["data"], record["split"], record["rows"]) == (["dates"], "validation", 2000)
@@ -535,7 +526,7 @@ def test_a_missing_corpus_gives_a_one_line_error(
     names = {"rows": corpus[0], "source": corpus[1]}
     flags = [part.format(**names) for part in data]
     flags = ["--data", *flags] if flags else []
-    status, output, errors = in_process(capfd, "evaluate", "--model", model, *flags)
+    status, output, errors = outcome(capfd, "evaluate", "--model", model, *flags)
     assert (status, output) == (2, "")
     assert message in errors
     assert errors.count("\n") == 1

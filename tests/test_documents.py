@@ -18,9 +18,9 @@ from transformers import BertConfig, BertForMaskedLM, MarianConfig, MarianMTMode
 
 import vaswani
 from document_server import CLIENT, PARALLEL
+from jsonl import write_jsonl
 from library_tokenizers import marian
 from loopback_hub import loopback_hub
-from toy_labels import write_jsonl
 from toy_questions import nested, toy_questions
 from toy_texts import toy_documents
 from vaswani.data.sources.dates import generate_dates
@@ -145,7 +145,7 @@ def test_the_workflow_runs_what_continuous_integration_runs() -> None:
 def write_rows(folder: Path, rows: Mapping[str, list[dict[str, Any]]]) -> None:
     folder.mkdir(parents=True)
     for split, rows_of_split in rows.items():
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of_split))
+        write_jsonl(folder / f"{split}.jsonl", rows_of_split)
 
 
 def write_corpora(folder: Path) -> None:

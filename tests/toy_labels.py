@@ -3,7 +3,6 @@
 A word decides: good and bad ones the label, names and cities the tags. The rest says nothing.
 """
 
-import json
 import random
 from collections.abc import Iterator
 from functools import cache
@@ -25,6 +24,7 @@ from transformers import (
 )
 
 import given_tokenizers
+from jsonl import write_jsonl
 from vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig
 from vaswani.data.given_tokenizers import prepare_for_classification
 from vaswani.data.tokenization import train_tokenizer
@@ -64,11 +64,6 @@ def _tagged(words: list[str], generator: random.Random) -> dict[str, Any]:
     words[place:place] = generator.sample(KINDS["names"], 2)
     tags[place:place] = ["B-PER", "I-PER"]
     return {"text": [*words, generator.choice(CITIES)], "label": [*tags, "B-LOC"]}
-
-
-def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def write_toy_rows(folder: Path, task: str, train: int = 300, validation: int = 30, test: int = 40) -> Path:

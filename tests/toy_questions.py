@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from toy_labels import CITIES, FILLERS, KINDS, write_jsonl
+from jsonl import write_jsonl
+from toy_labels import CITIES, FILLERS, KINDS
 
 ASKED = {"who": KINDS["names"], "where": CITIES}
 

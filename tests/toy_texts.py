@@ -1,8 +1,9 @@
 """Toy documents: sentences of a small grammar, which a tiny language model learns something of."""
 
-import json
 import random
 from pathlib import Path
+
+from jsonl import write_jsonl
 
 ANIMALS = ["dog", "cat", "horse", "elephant", "hedgehog", "nightingale"]
 DEEDS = ["sleeps", "runs home", "eats an apple", "looks out of the window", "sings"]
@@ -24,6 +25,6 @@ def write_texts(folder: Path, **counts: int) -> dict[str, str]:
     for seed, (split, count) in enumerate(counts.items()):
         path = folder / f"{split}.jsonl"
         rows = ({"text": text, "number": i} for i, text in enumerate(toy_documents(count, seed)))
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_jsonl(path, rows)
         files[f"{split}_file"] = str(path)
     return files

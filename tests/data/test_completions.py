@@ -6,7 +6,8 @@ import pytest
 from datasets import Dataset
 
 from given_tokenizers import gpt2
-from toy_labels import WORDS, write_jsonl
+from jsonl import write_jsonl
+from toy_labels import WORDS
 from vaswani.data.sources.row_report import RowReport
 from vaswani.data.text.completions import ChatSpec, TokenRow, load_chats, shortened_row, tokenize_completions
 from vaswani.data.tokenization import train_tokenizer

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset, DatasetDict
 
-from toy_labels import write_jsonl
+from jsonl import write_jsonl
 from toy_questions import nested, toy_questions
 from vaswani.data.questions.question_rows import QuestionSpec, load_questions, read_answers
 from vaswani.errors import UserError

@@ -1,11 +1,11 @@
 """A vocabulary is trained once for a corpus and its options; after that it comes from the cache."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jsonl import write_jsonl
 from vaswani.data import vocabularies
 from vaswani.data.sources.corpus import load_corpus
 from vaswani.data.sources.corpus_spec import CorpusSpec
@@ -31,7 +31,7 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def rows_in(path: Path, rows: list[dict[str, str]] = ROWS, streaming: bool = False) -> Any:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(path, rows)
     return load_corpus(CorpusSpec(train_file=[str(path)], streaming=streaming)).split("train")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import datasets
 import pytest
 
+from jsonl import write_jsonl
 from toy_translation import save_toy_checkpoint, toy_rows
 from vaswani.cli import run
 from vaswani.distillation import comparison
@@ -45,7 +46,7 @@ def data(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     for split, rows in (("test", 8), ("validation", 5)):
         pairs = [{"words": {"en": s}, "target": t} for s, t in toy_rows(rows, seed=-1, longest=3)]
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+        write_jsonl(folder / f"{split}.jsonl", pairs)
     return folder
 
 

@@ -7,8 +7,8 @@ import pytest
 import yaml
 from transformers import AutoModelForSeq2SeqLM
 
+from in_process import outcome
 from toy_translation import save_toy_checkpoint
-from vaswani.cli import run
 from vaswani.files.run_files import SETTINGS_FILE
 from vaswani.files.run_settings import read_settings
 
@@ -19,10 +19,7 @@ def teacher(tmp_path_factory) -> Path:
 
 
 def student(capsys, *arguments: str | Path) -> tuple[int, str, str]:
-    """Exit status, output and errors."""
-    status = run(["student", *map(str, arguments)])
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
+    return outcome(capsys, "student", *arguments)
 
 
 def weights_of(folder: Path) -> dict[str, list[float]]:

@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AlbertConfig, AlbertForMaskedLM, LlamaConfig, LlamaForSequenceClassification
 
+from jsonl import write_jsonl
 from tiny_runs import as_flags, datasets_cache, leave_out_slow_parts
-from toy_labels import TASKS, save_toy_classifier, save_toy_encoder, toy_rows, write_jsonl, write_toy_rows
+from toy_labels import TASKS, save_toy_classifier, save_toy_encoder, toy_rows, write_toy_rows
 from toy_texts import write_texts
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.distillation.arguments import DistillationObjectives

@@ -1,12 +1,12 @@
 """Task files: their keys, the files of their rows, and one-line errors."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from jsonl import write_jsonl
 from vaswani.errors import UserError
 from vaswani.files import named_configs
 from vaswani.inference.prompt.task import Task
@@ -29,10 +29,6 @@ def written(folder: Path, **values: Any) -> Path:
     path = folder / "task.yaml"
     path.write_text(yaml.safe_dump(given, allow_unicode=True), encoding="utf-8")
     return path
-
-
-def write_rows(path: Path, rows: list[Any]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 @pytest.mark.parametrize("path", sorted(TASKS.glob("*.yaml")), ids=lambda path: path.stem)
@@ -65,7 +61,7 @@ def test_every_key_reaches_the_task(tmp_path: Path) -> None:
 
 def test_rows_can_be_read_from_files_beside_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data").mkdir()
-    write_rows(tmp_path / "data" / "train.jsonl", ROWS)
+    write_jsonl(tmp_path / "data" / "train.jsonl", ROWS)
     (tmp_path / "test.jsonl").write_bytes('\ufeff{"text": "x\u2028y", "label": "no"}\r\n\n'.encode())
     names = {"examples_file": "data/train.jsonl", "test_file": str(tmp_path / "test.jsonl")}
     path = written(tmp_path, examples=None, test=None, **names)

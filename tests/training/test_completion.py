@@ -12,8 +12,9 @@ from run_records import weights
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from jsonl import write_jsonl
 from tiny_runs import as_flags
-from toy_labels import POSITIONS, save_toy_decoder, save_toy_encoder, toy_rows, write_jsonl
+from toy_labels import POSITIONS, save_toy_decoder, save_toy_encoder, toy_rows
 from vaswani.cli import run as run_command
 from vaswani.training.config.completion_arguments import CompletionConfig
 from vaswani.training.config.config_file import load_config

@@ -18,6 +18,7 @@ from transformers import (
     T5Tokenizer,
 )
 
+from jsonl import write_jsonl
 from tiny_runs import TINY_MODEL, as_flags, datasets_cache, leave_out_slow_parts, resolved
 from toy_texts import write_texts
 from vaswani.cli import run as command_line
@@ -355,7 +356,7 @@ def without_marks(texts: dict[str, str], tmp_path: Path, every: int) -> dict[str
         for row in rows[::every]:
             row["text"] = re.sub(r"[.!?\n]+", " ", row["text"])
         files[name] = str(tmp_path / f"{name}.jsonl")
-        Path(files[name]).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_jsonl(Path(files[name]), rows)
     return files
 
 

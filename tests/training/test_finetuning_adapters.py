@@ -16,8 +16,9 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
+from jsonl import write_jsonl
 from tiny_runs import as_flags, datasets_cache, leave_out_slow_parts
-from toy_labels import save_toy_decoder, save_toy_encoder, write_jsonl, write_toy_rows
+from toy_labels import save_toy_decoder, save_toy_encoder, write_toy_rows
 from toy_questions import toy_questions
 from vaswani import Classifier
 from vaswani.cli import run as run_command

@@ -11,8 +11,9 @@ from run_records import logged, weights
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
+from jsonl import write_jsonl
 from tiny_runs import as_flags
-from toy_labels import POSITIONS, save_toy_decoder, save_toy_encoder, toy_rows, write_jsonl, write_toy_rows
+from toy_labels import POSITIONS, save_toy_decoder, save_toy_encoder, toy_rows, write_toy_rows
 from vaswani.cli import run as run_command
 from vaswani.errors import UserError
 from vaswani.inference.classify.classification import Classifier

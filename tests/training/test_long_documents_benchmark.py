@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
 from forking import ForkingPython
-from toy_labels import write_jsonl
+from jsonl import write_jsonl
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.errors import UserError
 

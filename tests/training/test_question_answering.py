@@ -12,8 +12,9 @@ from refusals import refusal
 from run_records import assert_same_weights, logged
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
+from jsonl import write_jsonl
 from tiny_runs import as_flags
-from toy_labels import POSITIONS, save_toy_decoder, save_toy_encoder, toy_config, toy_tokenizer, write_jsonl
+from toy_labels import POSITIONS, save_toy_decoder, save_toy_encoder, toy_config, toy_tokenizer
 from toy_questions import nested, toy_questions, write_toy_questions
 from vaswani.cli import run as run_command
 from vaswani.data.questions.question_rows import FEATURES

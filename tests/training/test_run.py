@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from tokenizers import normalizers
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from jsonl import write_jsonl
 from tiny_runs import TINY_MODEL, TINY_RUN, as_flags, resolved
 from vaswani import VaswaniConfig
 from vaswani.cli import run as command_line
@@ -164,7 +165,7 @@ def test_long_rows_can_be_cut_off(tiny_run, capsys):
 def test_the_long_configurations_train(name, tmp_path, capsys):
     rows = [{"text": f"{i} " + "a long story " * 40, "summary": "a story", "label": "pos"} for i in range(40)]
     for split in ("train", "validation"):
-        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_jsonl(tmp_path / f"{split}.jsonl", rows)
     small = {**TINY_MODEL, "vocab_size": 260, "max_steps": 2, "eval_steps": 2, "save_steps": 2}
     small |= {"max_tokens_per_batch": 4096, "generation_max_length": 4, "max_source_length": 256}
     flags = as_flags({**small, "dataset": tmp_path, "output_dir": tmp_path / "run", "use_cpu": True})
