@@ -22,8 +22,8 @@ from vaswani.hub.checkpoint import local_folder
 from vaswani.hub.run_metadata import auto_class_of, class_name, read_config
 from vaswani.inference.answer.answering import QuestionAnswerer
 from vaswani.inference.classify.classification import Classifier, task_of
+from vaswani.inference.loading import FromPretrained
 from vaswani.inference.position_limits import longest_text
-from vaswani.inference.pretrained import FromPretrained
 from vaswani.inference.prompt.prompting import Prompter
 from vaswani.inference.score.scorer import kind_of
 from vaswani.inference.translate.translation import Translator

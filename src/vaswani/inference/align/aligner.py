@@ -21,8 +21,8 @@ from vaswani.inference.align.links import Links, aligned_words, check_method, sy
 from vaswani.inference.align.words import Words, words_of_texts
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, within_memory
 from vaswani.inference.cross_attention import Layer, check_returns_weights
+from vaswani.inference.loading import FromPretrained
 from vaswani.inference.pairs import Pair, PairEncoder
-from vaswani.inference.pretrained import FromPretrained
 
 
 @dataclass(frozen=True)

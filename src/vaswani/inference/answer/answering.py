@@ -15,8 +15,8 @@ from vaswani.data.questions.windows import Window, WindowCollator, WindowLengths
 from vaswani.errors import RunError, UserError, check_positive
 from vaswani.inference.answer.spans import Answer, answers_of, best_spans
 from vaswani.inference.batches import batches, within_memory
+from vaswani.inference.loading import FromPretrained
 from vaswani.inference.position_limits import source_limit
-from vaswani.inference.pretrained import FromPretrained
 
 CONFIG_FIELD = "question_answering"  # field of a model's configuration with its training options
 PAIRS_AT_ONCE = 256

@@ -40,8 +40,8 @@ from vaswani.inference.batches import (
     padded_inputs,
     within_memory,
 )
+from vaswani.inference.loading import FromPretrained
 from vaswani.inference.position_limits import longest_text
-from vaswani.inference.pretrained import FromPretrained
 
 if TYPE_CHECKING:
     from typing_extensions import Self

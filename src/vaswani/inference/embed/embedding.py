@@ -45,10 +45,10 @@ from vaswani.inference.embed.word_vectors import (
     as_sentence,
     tokens_of_words,
 )
+from vaswani.inference.loading import FromPretrained
 from vaswani.inference.onnx.encoder_decoder import OnnxEncoder
 from vaswani.inference.onnx.one_stack import OnnxModel
 from vaswani.inference.position_limits import longest_text
-from vaswani.inference.pretrained import FromPretrained
 
 if TYPE_CHECKING:
     from typing_extensions import Self

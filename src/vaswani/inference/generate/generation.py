@@ -21,7 +21,7 @@ from vaswani.inference.batches import BUFFERED_TEXTS, buffers, check_several, ch
 from vaswani.inference.continuing import Prompt, TokenIds
 from vaswani.inference.generation_options import GenerationOptions
 from vaswani.inference.language_model import Draft, LanguageModel
-from vaswani.inference.pretrained import FromPretrained
+from vaswani.inference.loading import FromPretrained
 from vaswani.inference.streaming import pieces_of
 
 TooLong = Literal["cut", "skip"]

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from vaswani.errors import UserError
 from vaswani.inference.continuing import Prompt
 from vaswani.inference.language_model import Continuation, LanguageModel
-from vaswani.inference.pretrained import FromPretrained
+from vaswani.inference.loading import FromPretrained
 from vaswani.inference.prompt.task import Question, Task
 
 _NORMAL_97_5 = 1.959964  # the 97.5 % quantile of the normal distribution

@@ -28,8 +28,8 @@ from vaswani.hub.run_metadata import auto_class_of, class_name, read_config
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, check_several, listed, within_memory
 from vaswani.inference.decoding import GNMTLengthPenalty
 from vaswani.inference.finite_scores import check_finite_scores
+from vaswani.inference.loading import FromPretrained
 from vaswani.inference.pairs import Pair, PairEncoder
-from vaswani.inference.pretrained import FromPretrained
 from vaswani.inference.score.token_scores import (
     CausalScores,
     Encoded,
