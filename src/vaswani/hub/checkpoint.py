@@ -232,8 +232,12 @@ def serves(auto_class: Any, config: PreTrainedConfig) -> bool:
     return type(config) in models_of(auto_class)
 
 
-def read_generation_config(directory: Path, model: PreTrainedModel) -> GenerationConfig | None:
+def read_generation_config(directory: Path, model: PreTrainedModel | None) -> GenerationConfig | None:
     """Return the saved options of `generate`, or None if there are none.
+
+    Args:
+        directory: the model's folder.
+        model: the model whose special tokens they must name; None does not compare them.
 
     Raises:
         UserError: they cannot be read, or name special tokens of another model.
@@ -245,7 +249,8 @@ def read_generation_config(directory: Path, model: PreTrainedModel) -> Generatio
     try:
         generation = GenerationConfig.from_dict(values)
         generation.validate()
-        _check_special_tokens(generation, model)
+        if model is not None:
+            _check_special_tokens(generation, model)
     except Exception as error:  # a field of a wrong type may fail anywhere
         raise UserError(f"{path} cannot be used: {one_line(error)}; correct it, or delete it") from error
     return generation

@@ -21,6 +21,7 @@ from vaswani.data.text_codec import TextCodec
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError, one_line
 from vaswani.files.json_files import read_object
+from vaswani.hub.checkpoint import read_generation_config
 from vaswani.hub.run_metadata import check_holds_model
 from vaswani.hub.weights import check_not_onnx
 
@@ -160,16 +161,10 @@ def _ids_by_token(
 
 def _generation_config(path: Path, config: dict[str, Any], target_ids: dict[str, int]) -> GenerationConfig:
     """Return the folder's options of `generate`; take missing special tokens from the engine's config."""
-    file = path / "generation_config.json"
-    if not file.exists():
+    generation = read_generation_config(path, None)
+    if generation is None:
         logger.warning(f"{path} has no generation_config.json, which may suppress or force tokens")
-    try:
-        generation = GenerationConfig.from_dict(read_object(file) if file.exists() else {})
-        generation.validate()
-    except UserError:
-        raise
-    except Exception as error:  # a field of a wrong type may fail anywhere
-        raise UserError(f"{file} cannot be used: {one_line(error)}; correct it, or delete it") from error
+        generation = GenerationConfig()
     for field, token in (
         ("eos_token_id", config.get("eos_token")),
         ("decoder_start_token_id", config.get("decoder_start_token")),
