@@ -7,7 +7,9 @@ from typing import Any
 
 import datasets
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 
 from vaswani.data.sources.dates import generate_dates
 from vaswani.training.config.arguments import RunConfig
@@ -93,3 +95,9 @@ def dates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def tiny_run(dates: dict[str, str], tmp_path: Path) -> dict:
     """Options of a run of a second; `as_flags` makes flags of them."""
     return {**TINY_RUN, **dates, "output_dir": str(tmp_path / "run")}
+
+
+def weights(folder: str | Path) -> torch.Tensor:
+    """All weights of the model that a run saved, in the order of their names."""
+    tensors = load_file(Path(folder) / "model.safetensors")
+    return torch.cat([tensors[name].flatten() for name in sorted(tensors)])

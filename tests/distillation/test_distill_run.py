@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, BertConfig, BertModel
 
-from tiny_runs import resolved
+from tiny_runs import resolved, weights
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers, train_tokenizer
 from vaswani.distillation.comparison import Comparison
 from vaswani.distillation.config import DistillationConfig
@@ -42,11 +41,6 @@ def student_of(options: dict, name: str, **more) -> torch.Tensor:
     options.pop("validation_file", None)
     run(options)
     return weights(options["output_dir"])
-
-
-def weights(folder: str | Path) -> torch.Tensor:
-    tensors = load_file(Path(folder) / "model.safetensors")
-    return torch.cat([tensors[name].flatten() for name in sorted(tensors)])
 
 
 @pytest.mark.slow

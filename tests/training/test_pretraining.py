@@ -9,7 +9,6 @@ import pytest
 import torch
 from refusals import refusal
 from run_records import assert_same_weights, logged
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -26,7 +25,7 @@ from transformers import (
     pipeline,
 )
 
-from tiny_runs import resolved
+from tiny_runs import resolved, weights
 from toy_texts import toy_documents, write_texts
 from vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig
 from vaswani.data.tokenization import train_tokenizer
@@ -74,11 +73,6 @@ def resolve(options: dict, **more):
 
 def run(options: dict, **more) -> dict[str, float]:
     return pretrain(resolve(options, **more))
-
-
-def weights(folder: str | Path) -> torch.Tensor:
-    tensors = load_file(Path(folder) / "model.safetensors")
-    return torch.cat([tensors[name].flatten() for name in sorted(tensors)])
 
 
 # ------------------------------------------------------------------------------------------ what a run leaves

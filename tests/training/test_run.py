@@ -9,12 +9,11 @@ import pytest
 import torch
 import yaml
 from refusals import refusal
-from safetensors.torch import load_file
 from tokenizers import normalizers
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from jsonl import write_jsonl
-from tiny_runs import TINY_MODEL, TINY_RUN, as_flags, resolved
+from tiny_runs import TINY_MODEL, TINY_RUN, as_flags, resolved, weights
 from vaswani import VaswaniConfig
 from vaswani.cli import run as command_line
 from vaswani.data.text_codec import has_one_vocabulary
@@ -33,11 +32,6 @@ CONFIGS = named_configs.FOLDER
 
 def run(options: dict, **more) -> dict[str, float]:
     return train(resolved({**options, **more}))
-
-
-def weights(folder: str | Path) -> torch.Tensor:
-    tensors = load_file(Path(folder) / "model.safetensors")
-    return torch.cat([tensors[name].flatten() for name in sorted(tensors)])
 
 
 @pytest.mark.slow

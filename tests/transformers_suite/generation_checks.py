@@ -29,6 +29,16 @@ class GenerationTesterMixin:
             model.generation_config.eos_token_id = None  # random weights would end at random places
             yield model, self.prompts(model, inputs)
 
+    @torch.no_grad()
+    def test_generate_assisted_equals_greedy(self):
+        for model, inputs in self.generative_models():
+            inputs = {name: tensor[:1] for name, tensor in inputs.items()}  # assistance takes one row
+            expected = model.generate(**inputs).tolist()
+            (assistant, _), *_ = self.generative_models()
+            for options in ({"assistant_model": assistant}, {"prompt_lookup_num_tokens": 2}):
+                with self.subTest(**options):
+                    assert model.generate(**inputs, **options).tolist() == expected
+
 
 class Seq2SeqGenerationChecks(GenerationTesterMixin):
     """For encoder-decoders."""
@@ -97,16 +107,6 @@ class Seq2SeqGenerationChecks(GenerationTesterMixin):
                         set_seed(0)
                         actual = model.generate(**source, **options, **cache_options, use_cache=True).tolist()
                         assert actual == expected
-
-    @torch.no_grad()
-    def test_generate_assisted_equals_greedy(self):
-        for model, source in self.generative_models():
-            source = {name: tensor[:1] for name, tensor in source.items()}  # assistance takes one source
-            expected = model.generate(**source).tolist()
-            (assistant, _), *_ = self.generative_models()
-            for options in ({"assistant_model": assistant}, {"prompt_lookup_num_tokens": 2}):
-                with self.subTest(**options):
-                    assert model.generate(**source, **options).tolist() == expected
 
     @torch.no_grad()
     def test_generate_from_encoder_outputs_or_embeddings(self):
@@ -236,16 +236,6 @@ class CausalGenerationChecks(GenerationTesterMixin):
                         set_seed(0)
                         actual = model.generate(**prompt, **options, **cache_options, use_cache=True).tolist()
                         assert actual == expected
-
-    @torch.no_grad()
-    def test_generate_assisted_equals_greedy(self):
-        for model, prompt in self.generative_models():
-            prompt = {name: tensor[:1] for name, tensor in prompt.items()}  # assistance takes one
-            expected = model.generate(**prompt).tolist()
-            (assistant, _), *_ = self.generative_models()
-            for options in ({"assistant_model": assistant}, {"prompt_lookup_num_tokens": 2}):
-                with self.subTest(**options):
-                    assert model.generate(**prompt, **options).tolist() == expected
 
     @torch.no_grad()
     def test_generate_from_embeddings(self):
