@@ -41,7 +41,7 @@ from transformers.models.longformer.modeling_longformer import LongformerSelfAtt
 from transformers.models.longt5 import modeling_longt5 as longt5
 
 import side_by_side
-from vaswani.insight.arithmetic.pairs import visible_pairs
+from vaswani.insight.arithmetic.visible_pairs import visible_pairs
 from vaswani.insight.figures import new_figure, save_figure, write_plain_numbers
 from vaswani.kernels.registry import hook_in_kernels
 from vaswani.kernels.sparse_attention import sparse_attention

@@ -12,8 +12,8 @@ from vaswani.distillation.comparison import Comparison, ModelResult
 from vaswani.distillation.report import write_texts
 from vaswani.errors import UserError
 from vaswani.evaluation.confidence import Estimate
-from vaswani.insight.measured import MeasuredModel, read_measured
 from vaswani.insight.quality import draw_quality, draw_retention
+from vaswani.insight.saved_results import MeasuredModel, read_measured
 from vaswani.insight.themed_figure import ThemedFigure
 
 

@@ -297,8 +297,8 @@ def plot_quality(
 ) -> None:
     """Plot the quality of models against their speed and against their size."""
     from vaswani.insight.figures import check_picture, save_figure
-    from vaswani.insight.measured import read_measured
     from vaswani.insight.quality import draw_quality
+    from vaswani.insight.saved_results import read_measured
 
     check_picture(output)
     models = [model for result in results for model in read_measured(result)]
@@ -316,8 +316,8 @@ def plot_retention(
 ) -> None:
     """Plot the share of its teacher's scores that a student retains."""
     from vaswani.insight.figures import check_picture, save_figure
-    from vaswani.insight.measured import read_measured
     from vaswani.insight.quality import draw_retention
+    from vaswani.insight.saved_results import read_measured
 
     check_picture(output)
     save_figure(draw_retention(read_measured(report), dark=dark), output)

@@ -17,8 +17,8 @@ from vaswani.files.atomic_files import write_whole
 from vaswani.files.json_files import finite_json, without_non_finite
 from vaswani.files.run_files import REPORT_DATA, REPORT_PLOT, REPORT_TEXT
 from vaswani.hub.plain_card import markdown_table
-from vaswani.insight.measured import MeasuredModel
 from vaswani.insight.quality import draw_quality
+from vaswani.insight.saved_results import MeasuredModel
 from vaswani.training.trainer.checkpoints import check_writable
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vaswani.errors import UserError
 from vaswani.insight.figures import new_figure
-from vaswani.insight.measured import MeasuredModel
+from vaswani.insight.saved_results import MeasuredModel
 from vaswani.insight.themes import BLUE, GREEN, ORANGE, PURPLE
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from vaswani.insight.arithmetic.flops import (
     stack_flops,
     training_flops,
 )
-from vaswani.insight.arithmetic.pairs import visible_pairs
 from vaswani.insight.arithmetic.phases import Phases, Work
+from vaswani.insight.arithmetic.visible_pairs import visible_pairs
 from vaswani.model.compatibility import CACHE_NAME
 from vaswani.model.sparse_pattern import SparsePattern
 

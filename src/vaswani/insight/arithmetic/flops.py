@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from vaswani.insight.arithmetic.pairs import visible_pairs
+from vaswani.insight.arithmetic.visible_pairs import visible_pairs
 from vaswani.model.configuration_vaswani import VaswaniConfig, VaswaniFamilyConfig
 
 Number = TypeVar("Number", int, torch.Tensor)
