@@ -143,6 +143,19 @@ def test_a_repository_holds_only_the_model_its_tokenizer_and_its_code(
     assert json.loads(hub.files("ada/toy")["config.json"])["auto_map"]["AutoModel"]
 
 
+def test_the_chat_template_of_a_pushed_model_is_loaded(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:
+    folder = save_toy_checkpoint(tmp_path / "chatty")
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    run(["push", "--model", str(folder), "--repo", "chatty"])
+    code = """
+from vaswani.data.tokenization import load_tokenizers
+from vaswani.hub.checkpoint import local_folder
+print(load_tokenizers(local_folder("ada/chatty"))[0].chat_template)
+"""
+    assert run(["-c", code]).stdout.splitlines()[-1] == template
+
+
 def test_pushing_to_a_branch_leaves_other_revisions_unchanged(
     hub: LoopbackHub, run: Run, tmp_path: Path
 ) -> None:

@@ -210,7 +210,7 @@ def _download(name: str, revision: str | None, weights: bool | str) -> Path:
 
 def _fetch(name: str, revision: str | None, weights: bool | str, **options: Any) -> Path:
     """Download the files of a model that the cache lacks; return the model's folder in the cache."""
-    wanted = ["*.json", "*.txt", "*.model", "*.spm", SETTINGS_FILE]
+    wanted = ["*.json", "*.txt", "*.model", "*.spm", "*.jinja", SETTINGS_FILE]
     if weights:
         wanted += ["model*.safetensors", ADAPTER_WEIGHTS] if weights is True else [weights]
     directory = Path(snapshot_download(name, revision=revision, allow_patterns=wanted, **options))

@@ -29,7 +29,7 @@ _MODEL_FILES = (
 )
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("*vocab*", "merges.txt", "*.spm", "*.model"),
+    *("*vocab*", "merges.txt", "*.spm", "*.model", "chat_template.jinja"),
 )
 
 

@@ -292,7 +292,7 @@ def _unlike(what: str, value: Any, one: Path, other_value: Any, other: Path) -> 
 
 def _copy_files(folders: Sequence[Path], output: Path) -> None:
     """Copy the files of the model besides its weights; these files are the same in all folders."""
-    names = [*CONFIGS, WEIGHTS_INDEX, "chat_template.jinja"]
+    names = (*CONFIGS, WEIGHTS_INDEX)
     files = {name: folders[0] / name for name in names if (folders[0] / name).is_file()}
     config = read_config(folders[0])
     if isinstance(config, VaswaniFamilyConfig):
