@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from vaswani.data.collation import IGNORED_LABEL
 from vaswani.data.text.sequences import boundary_token_ids
 from vaswani.data.tokenization import bytes_in_front, bytes_of_tokens, is_byte_level
+from vaswani.model.losses import token_loss_function
 from vaswani.training.trainer.adapted import base_model
 from vaswani.training.trainer.base import BaseTrainer, without_cache
 
@@ -60,19 +61,49 @@ class PretrainingTrainer(BaseTrainer):
     def __init__(self, *, model: Any, **kwargs: Any):
         whole = base_model(model)
         self.is_causal = whole.can_generate() and not whole.config.is_encoder_decoder
-        if self.is_causal and whole.loss_type is None:  # GPT-2's: the library would count the first token
-            whole.loss_type = "ForCausalLM"
         super().__init__(model=model, **kwargs)
         self.forward_options = without_cache(whole)
         if "smoothing" in signature(whole.forward).parameters:
             # Our models then compute the loss in one pass with the output projection, of the labels alone.
             self.forward_options["smoothing"] = 0.0
+        elif not getattr(whole.config, "output_router_logits", False):  # its loss is the model's alone
+            # Many models of the library give each batch the same weight, whatever its labels, and some
+            # causal ones (BART's) do not shift the labels.
+            self.compute_loss_func = self._loss_of_outputs
+        self._next_sentence_label: torch.Tensor | None = None  # of the current batch
         tokenizer: Any = self.processing_class
         self.measures_bytes = self.is_causal and self.labels_are_texts and is_byte_level(tokenizer)
         if self.measures_bytes:
             self._bytes = torch.from_numpy(bytes_of_tokens(tokenizer)).to(self.args.device)
             self._bytes_in_front = bytes_in_front(tokenizer)
             self._begin, _ = boundary_token_ids(tokenizer)
+
+    # ---------------------------------------------------------------------------------------------- training
+
+    def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """As in `BaseTrainer`."""
+        self._next_sentence_label = inputs.get("next_sentence_label")
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+    def _loss_of_outputs(
+        self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """The loss that our models compute, from the outputs of other models.
+
+        The mean over the labels of all batches of an update, plus, for pairs, the next-sentence loss. Each
+        batch weights the latter by its share of the labels.
+        """
+        follows = self._next_sentence_label
+        if self.is_causal:
+            labels = predicted_tokens(labels)
+        logits = outputs.logits if follows is None else outputs.prediction_logits
+        loss = token_loss_function(logits, labels, num_items_in_batch)
+        if follows is not None:
+            share = (
+                labels.ne(IGNORED_LABEL).sum() / num_items_in_batch if num_items_in_batch is not None else 1
+            )
+            loss = loss + share * token_loss_function(outputs.seq_relationship_logits, follows)
+        return loss
 
     # -------------------------------------------------------------------------------------------- evaluation
 
