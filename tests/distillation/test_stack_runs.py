@@ -10,7 +10,14 @@ from unittest.mock import Mock
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AlbertConfig, AlbertForMaskedLM, LlamaConfig, LlamaForSequenceClassification
+from transformers import (
+    AlbertConfig,
+    AlbertForMaskedLM,
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+)
 
 from jsonl import write_jsonl
 from tiny_runs import as_flags, datasets_cache, leave_out_slow_parts
@@ -103,6 +110,25 @@ def test_a_language_model_is_distilled(
     student = load_checkpoint(tmp_path / "run", auto_class=None)[0]
     assert student.config.num_hidden_layers == 2
     resumes_to_the_same_bits(tmp_path / "run", **options)
+
+
+def test_a_teacher_with_a_next_sentence_head_teaches_masked_tokens(
+    language_models: dict[str, Path], texts: dict[str, str], tmp_path: Path
+) -> None:
+    """As `pretrain --next_sentence true` writes them, and as BERT was published."""
+    options = {**texts, "objective": "masked", "baseline": False}
+    students = {}
+    masked = AutoModelForMaskedLM.from_pretrained(language_models["masked"])
+    both = AutoModelForPreTraining.from_config(masked.config)
+    both.load_state_dict(masked.state_dict(), strict=False)
+    teacher = shutil.copytree(language_models["masked"], tmp_path / "teacher")
+    (teacher / "model_hashes.json").unlink()
+    both.save_pretrained(teacher)
+    for name, folder in (("masked", language_models["masked"]), ("both", teacher)):
+        distill(config_for(tmp_path / name, **options, teacher=folder))
+        students[name] = load_file(tmp_path / name / "model.safetensors")
+    assert students["masked"].keys() == students["both"].keys()
+    assert all(torch.equal(tensor, students["both"][name]) for name, tensor in students["masked"].items())
 
 
 def test_a_run_that_resumes_finds_the_same_teacher(

@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification, BertConfig, BertForPreTraining
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForPreTraining,
+)
 from transformers.utils import logging
 
 from toy_labels import save_toy_encoder
@@ -107,6 +112,24 @@ def test_unexpected_weights_raise_an_error(checkpoint: Path) -> None:
         in message
     )
     load_checkpoint(checkpoint, allow_mismatch=True)
+
+
+@pytest.mark.parametrize("architecture", ["BertForPreTraining", "BertForMaskedLM"])
+def test_a_masked_model_does_not_need_the_next_sentence_head(tmp_path: Path, architecture: str) -> None:
+    """Published BERTs hold it, whichever class they name; other weights too many are still an error."""
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    tokenizer = toy_tokenizer()
+    model = BertForPreTraining(BertConfig(**shape, vocab_size=len(tokenizer)))
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
+    found = load_checkpoint(tmp_path, auto_class=AutoModelForMaskedLM)[0]
+    expected = model.state_dict()["cls.predictions.transform.dense.weight"]
+    assert torch.equal(found.state_dict()["cls.predictions.transform.dense.weight"], expected)
+    change(tmp_path, lambda weights: weights.update({"bert.more": torch.zeros(2)}))
+    message = message_of(load_checkpoint, tmp_path, auto_class=AutoModelForMaskedLM)
+    assert "hold 1 that the model has no parameter for, such as bert.more" in message
 
 
 def test_missing_weights_are_never_initialized_randomly(checkpoint: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from datasets import Dataset, concatenate_datasets
-from transformers import PreTrainedModel
+from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, PreTrainedModel
 
 from vaswani.data.collation import IGNORED_LABEL
 from vaswani.data.given_tokenizers import prepare_for_classification
@@ -133,9 +133,12 @@ class StackDistillation(BaseRun):
             choose_layers(self.layers, self.opened_teachers[0].config.num_hidden_layers, "student_layers")
 
     def _check_kind(self, name: str, teacher: Pretrained) -> None:
-        """Raise `UserError` for a teacher that was saved with another head."""
+        """Raise `UserError` for a teacher that was saved with another head; pre-training has two."""
         found = next(iter(teacher.config.architectures or ()), None)
-        if found is not None and auto_class_of(teacher.config) is not self.auto_class:
+        accepted = [self.auto_class]
+        if self.auto_class is AutoModelForMaskedLM:
+            accepted.append(AutoModelForPreTraining)
+        if found is not None and auto_class_of(teacher.config) not in accepted:
             raise UserError(f"teacher={name} holds a {found}; expected a model of {self.auto_class.__name__}")
 
     @cached_property

@@ -12,6 +12,8 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
     AutoModelForSeq2SeqLM,
     GenerationConfig,
     PreTrainedConfig,
@@ -102,6 +104,9 @@ def load_checkpoint(
         missing = (missing | {name for name, *_ in report["mismatched_keys"]}) - whole_weights(directory)
     if adapts or auto_class is None:  # the weights of a head are not needed
         unexpected = [name for name in unexpected if is_of_base_model(name, model)]
+    if unexpected and auto_class is AutoModelForMaskedLM and serves(AutoModelForPreTraining, config):
+        # Pre-training may also have a pooler and a classifier of pairs, which a masked model does not need.
+        unexpected = {*unexpected} - meta_model(config, AutoModelForPreTraining).state_dict().keys()
     remedy = f"{OTHER_CHECKPOINT}; --allow_mismatch, where a command has it, ignores them"
     check_tensor_names(weights, missing, ())
     check_tensor_names(weights, (), () if allow_mismatch else unexpected, remedy)
