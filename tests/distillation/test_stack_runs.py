@@ -334,6 +334,17 @@ def test_a_second_teacher_must_have_positions_for_the_rows(
         distill(config_for(tmp_path / "run", **options))
 
 
+def test_unlabelled_texts_that_are_left_out_or_cut_are_reported(
+    classifiers: dict[str, tuple[Path, Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    teacher, rows = classifiers["classification"]
+    unlabelled = [{"text": text} for text in ("a good film", "", "   ", "good " * 100)]
+    file = write_jsonl(tmp_path / "unlabelled.jsonl", unlabelled)
+    options = {"task": "classification", "teacher": teacher, "dataset": rows, "unlabelled_file": file}
+    distill(config_for(tmp_path / "run", **options, baseline=False, max_steps=1))
+    assert "unlabelled: kept 2 of 4 rows, 1 of them cut off; left out: 2 empty\n" in capsys.readouterr().out
+
+
 def test_a_resumed_run_finds_its_unlabelled_texts_again(
     classifiers: dict[str, tuple[Path, Path]], tmp_path: Path
 ) -> None:

@@ -449,18 +449,19 @@ class TaskRun(StackDistillation, FinetuningRun):
         """Rows as token ids; the training rows include the unlabelled texts."""
         splits = super().tokenize(corpus, tokenizers)
         if self.unlabelled:
-            labelled, texts = splits["train"], self.unlabelled.split("train")
-            splits["train"] = concatenate_datasets([labelled, self._unlabelled(texts, labelled, tokenizers)])
+            labelled = splits["train"]
+            rows = self._unlabelled(self.unlabelled, labelled, tokenizers)
+            splits["train"] = concatenate_datasets([labelled, rows])
         return splits
 
-    def _unlabelled(self, texts: Dataset, labelled: Dataset, tokenizers: Tokenizers) -> Dataset:
+    def _unlabelled(self, corpus: Corpus, labelled: Dataset, tokenizers: Tokenizers) -> Dataset:
         """The unlabelled texts as rows with the columns of the labelled ones."""
-        data = self.config.data
-        PartialState().print(f"unlabelled: {len(texts):,} texts", flush=True)
+        data, texts, report = self.config.data, corpus.split("train"), corpus.reports["train"]
         several = isinstance(self.task, MultiLabel)
         nothing: Any = [float(IGNORED_LABEL)] * len(self.task.names) if several else IGNORED_LABEL
         rows = texts.add_column("label", [nothing] * len(texts))
-        rows = tokenize_labelled(rows, tokenizers[0], lambda row: nothing, data.max_length, RowReport())
+        rows = tokenize_labelled(rows, tokenizers[0], lambda row: nothing, data.max_length, report)
+        PartialState().print(f"unlabelled: {report}", flush=True)
         kept = [name for name in labelled.column_names if name in rows.column_names and name != "label"]
         return rows.select_columns(kept).cast(labelled.select_columns(kept).features)
 
