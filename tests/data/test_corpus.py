@@ -317,16 +317,17 @@ class TestReports:
             assert report == SPOILED
 
     @pytest.mark.parametrize("streaming", [False, True])
-    def test_text_files_of_different_length(self, streaming, data, caplog):
-        source, target = data / "a.en", data / "a.de"
-        source.write_text("a\nb\nc\nd\ne\n")
-        target.write_text("1\n2\n3\n")
-        corpus = load([str(source), str(target)], streaming=streaming)
-        assert pairs(corpus.splits["train"]) == [("a", "1"), ("b", "2"), ("c", "3")]
-        assert corpus.reports["train"] == RowReport(kept=3, missing_target=2)
-        assert "2 mispaired (5 sources, 3 targets)" in str(corpus.reports["train"])
-        assert "a.en has 5 lines but" in caplog.text
-        assert "a.de has 3" in caplog.text
+    @pytest.mark.parametrize("longer", [0, 1])
+    def test_text_files_of_different_length_raise_an_error(self, longer, streaming, data):
+        files = data / "a.en", data / "a.de"
+        files[longer].write_text("a\nb\nc\nd\ne\n")
+        files[1 - longer].write_text("1\n2\n3\n")
+        lines = (3, 5) if longer else (5, 3)
+        with pytest.raises(UserError) as raised:
+            list(load([str(file) for file in files], streaming=streaming).splits["train"])
+        assert str(raised.value) == (
+            f"{files[0]} has {lines[0]} lines and {files[1]} has {lines[1]}: give a pair per line"
+        )
 
     @pytest.mark.parametrize("streaming", [False, True])
     @pytest.mark.parametrize(("bad", "warned"), [(3, False), (4, True)])

@@ -242,21 +242,24 @@ def _usable_rows(rows: Iterable[Row], report: RowReport) -> Iterator[tuple[str, 
 
 
 def check_report(source: Source, report: RowReport) -> None:
-    """Raise a UserError if no row of a split is usable, and log a warning if many are not."""
+    """Log a warning if many rows of a split are not usable.
+
+    Raises:
+        UserError: no row is usable, or two text files have different numbers of lines. A line is then missing
+            somewhere, and after it each source would be paired with the target of another.
+    """
     if report.rows == 0:
         raise UserError(f"{source.name} holds no rows")
+    if source.sides and report.mispaired:
+        lines = report.rows - report.missing_source, report.rows - report.missing_target
+        raise UserError(
+            f"{source.sides[0]} has {lines[0]:,} lines and {source.sides[1]} has {lines[1]:,}: give a pair per "
+            "line"
+        )
     if report.kept == 0:
         raise UserError(f"no row of {source.name} can be used: {report}")
     if 2 * report.kept < report.rows:
         logger.warning("More than half of the rows of %s cannot be used: %s.", source.name, report)
-    if source.sides and report.mispaired:
-        logger.warning(
-            "%s has %d lines but %s has %d: they may be misaligned; only pairs are used.",
-            source.sides[0],
-            report.rows - report.missing_source,
-            source.sides[1],
-            report.rows - report.missing_target,
-        )
 
 
 @dataclass
