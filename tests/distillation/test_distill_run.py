@@ -9,6 +9,7 @@ import torch
 import yaml
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, BertConfig, BertModel
 
+from jsonl import write_jsonl
 from tiny_runs import resolved, weights
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers, train_tokenizer
 from vaswani.distillation.comparison import Comparison
@@ -17,6 +18,7 @@ from vaswani.distillation.run import DistillationRun, distill
 from vaswani.distillation.student import save_student
 from vaswani.distillation.teacher import Teacher
 from vaswani.errors import UserError
+from vaswani.inference.translate.translation import Translator
 from vaswani.training.config.config_file import load_config
 from vaswani.training.trainer.resuming import check_resumable
 
@@ -121,6 +123,51 @@ def test_every_choice_of_targets_changes_the_student(options):
     assert not torch.equal(students[1], students[2])
     other_search = student_of(options, "other search", teacher_num_beams=1)
     assert not torch.equal(students[1], other_search)
+
+
+@pytest.mark.slow
+def test_the_teacher_translates_sources_without_targets(options, dates, tmp_path, capsys):
+    rows = [json.loads(line) for line in Path(dates["train_file"]).read_text().splitlines()]
+    sources = tmp_path / "sources.txt"
+    sources.write_text("\n".join([*(row["source"] for row in rows[:40]), "", " "]) + "\n")
+    unlabelled = {"unlabelled_file": str(sources)}
+    first, *others = (
+        student_of(options, name, **more)
+        for name, more in {
+            "no more": {},
+            "more": unlabelled,
+            "more beside references": {**unlabelled, "targets": "both"},
+        }.items()
+    )
+    printed = capsys.readouterr().out
+    assert "unlabelled: kept 40 of 42 rows; left out: 2 empty" in printed
+    assert "of 136 rows have the teacher's translation" in printed
+    assert not any(torch.equal(first, other) for other in others)
+    assert not torch.equal(*others)
+
+
+@pytest.mark.slow
+def test_a_student_needs_no_references(options, dates, teacher, tmp_path, capsys):
+    """It learns the same from sources alone, but for those whose translation is cut off."""
+    rows = [json.loads(line) for line in Path(dates["train_file"]).read_text().splitlines()]
+    translator = Translator.from_pretrained(teacher, num_beams=2, max_length=16)
+    found = translator.translate([row["source"] for row in rows])
+    whole = [row for row, each in zip(rows, found, strict=True) if each.hypotheses[0].complete and each.text]
+    assert len(whole) > 0
+    pairs = write_jsonl(tmp_path / "pairs.jsonl", whole)
+    sources = write_jsonl(tmp_path / "sources.jsonl", [{"source": row["source"]} for row in rows])
+    expected = student_of({**options, "train_file": str(pairs)}, "pairs")
+    del options["train_file"]
+    options |= {"validation_file": dates["validation_file"], "eval_strategy": "no"}
+    student_of_sources = {**options, "unlabelled_file": str(sources), "output_dir": str(tmp_path / "run")}
+    run(student_of_sources)
+    assert torch.equal(weights(tmp_path / "run"), expected)
+    assert f"train: {len(whole)} of 96 rows have the teacher's translation" in capsys.readouterr().out
+    with pytest.raises(UserError, match="or set baseline to false"):
+        run(student_of_sources, output_dir=tmp_path / "other", baseline="true")
+    own = {"vocabulary": "own", **SEQUENCES_ALONE}
+    with pytest.raises(UserError, match="vocabulary=own needs training rows with targets"):
+        run(student_of_sources, output_dir=tmp_path / "other", **own)
 
 
 @pytest.mark.slow
@@ -273,6 +320,11 @@ def test_a_student_of_library_layers_has_the_library_model_type(options, library
         ({"divergence": "kl"}, "divergence=kl is unknown; choose one of forward_kl"),
         ({"label_weight": 0, "soft_target_weight": 0}, "nothing to train for"),
         ({"targets": "references", "soft_target_weight": 0}, "nothing would be taken from the teacher"),
+        (
+            {"unlabelled_file": "x", "targets": "references"},
+            "unlabelled_file=x has no targets but the teacher",
+        ),
+        ({"unlabelled_file": "no.txt"}, "no such file: no.txt"),
         ({"vocabulary": "own"}, "vocabulary=own has other tokens than the teacher.*targets=teacher"),
         ({"vocabulary": "own", "student": "teacher"}, "vocabulary=own needs student=random"),
         ({"teacher_top_k": 0}, "teacher_top_k=0 must be at least 1"),

@@ -186,7 +186,7 @@ def test_texts_of_other_options_are_not_mixed(tmp_path: Path) -> None:
 def test_rows_take_the_teachers_texts_or_keep_both() -> None:
     rows = Dataset.from_dict({"text": ["a", "", "c"]})
     replaced = with_teacher_texts(rows, ["A", None, "C"], keep_references=False)
-    assert (replaced.rows["text"][:], replaced.num_references) == (["A", "", "C"], 1)
+    assert (replaced.rows["text"][:], replaced.num_lacking) == (["A", "", "C"], 1)
     both = with_teacher_texts(rows, ["A", None, "C"], keep_references=True)
-    assert (both.rows["text"][:], both.num_references) == (["a", "", "c", "A", "C"], 1)
+    assert (both.rows["text"][:], both.num_lacking) == (["a", "", "c", "A", "C"], 1)
     assert both.rows.features == rows.features

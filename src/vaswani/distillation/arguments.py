@@ -137,6 +137,11 @@ class DistillationArguments(TeacherArguments):
         "Targets to train on: the references of the corpus, the teacher's translations of its sources "
         "(sequence-level distillation, arXiv:1606.07947), or both.",
     )
+    unlabelled_file: list[str] = option(
+        [],
+        "Sources without targets, in the formats of train_file, or lines of plain text; the teacher "
+        "translates them (targets: teacher or both). With them, the corpus needs no training split.",
+    )
     teacher_num_beams: int = option(
         5, "Beams of the search for the teacher's translations.", at_least=1, at_most=MAX_BEAMS
     )
@@ -173,6 +178,11 @@ class DistillationArguments(TeacherArguments):
             raise UserError(
                 "nothing would be taken from the teacher; set targets=teacher, or one of "
                 f"{', '.join(WEIGHTS[1:])} above 0"
+            )
+        if self.unlabelled_file and self.targets == "references":
+            raise UserError(
+                f"unlabelled_file={self.unlabelled_file[0]} has no targets but the teacher's; set targets to "
+                "teacher or both, or leave it out"
             )
         if self.vocabulary == "own":
             self._check_own_vocabulary()

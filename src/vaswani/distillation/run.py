@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from functools import cached_property, partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import PartialState
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from transformers import (
     AutoModelForSeq2SeqLM,
     PreTrainedConfig,
@@ -20,7 +21,8 @@ from transformers import (
 
 from vaswani.data.collation import Seq2SeqCollator
 from vaswani.data.pair_tokens import check_encodes, token_lengths
-from vaswani.data.sources.corpus import Corpus
+from vaswani.data.sources.corpus import Corpus, load_unlabelled
+from vaswani.data.sources.corpus_spec import SPLITS, TEXT_FEATURES
 from vaswani.data.sources.row_report import RowReport
 from vaswani.data.text_codec import Side, has_one_vocabulary
 from vaswani.data.tokenization import load_tokenizers
@@ -135,6 +137,36 @@ class DistillationRun(TrainingRun):
         """The model and the tokenizers in the student's folder."""
         return load_checkpoint(self.options.student, self.config.training.device, torch.float32)
 
+    # -------------------------------------------------------------------------------------------- the corpus
+
+    @cached_property
+    def unlabelled(self) -> Corpus | None:
+        """The sources without targets."""
+        if not self.options.unlabelled_file:
+            return None
+        return load_unlabelled(self.options.unlabelled_file, self.config.data.source_field)
+
+    def read(self, splits: Sequence[str] = SPLITS) -> Corpus:
+        """As in `BaseRun`; beside sources without targets, there may be no training split."""
+        corpus = super().read(splits)
+        if self.unlabelled is not None and "train" not in corpus.splits:
+            self._check_without_references()
+            corpus.splits["train"], corpus.reports["train"] = _without_targets([]), RowReport()
+        return corpus
+
+    def _check_without_references(self) -> None:
+        """Raise `UserError` if the run needs references to train on."""
+        needs = {
+            "baseline=true": (self.options.baseline, "false"),
+            "vocabulary=own": (self.options.vocabulary == "own", "teacher"),
+        }
+        for option, (is_given, other) in needs.items():
+            if is_given:
+                raise UserError(
+                    f"{option} needs training rows with targets, and the corpus has none beside "
+                    f"unlabelled_file; give a train_file, or set {option.partition('=')[0]} to {other}"
+                )
+
     # --------------------------------------------------------------------------- the student before training
 
     def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
@@ -151,7 +183,8 @@ class DistillationRun(TrainingRun):
 
     def identity(self, corpus: Corpus) -> dict[str, Any]:
         """As in `BaseRun`, with the teacher: a resumed run must learn from the same one."""
-        return {**super().identity(corpus), "teacher": self.teacher.fingerprint}
+        found = {**super().identity(corpus), "teacher": self.teacher.fingerprint}
+        return {**found, "unlabelled": self.unlabelled.identity()} if self.unlabelled else found
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
         """The student before training; its tokenizer decides the decoder's start token."""
@@ -194,8 +227,16 @@ class DistillationRun(TrainingRun):
         if self.config.training.should_save:  # so that a run killed from here on can be resumed
             self.record_settings()
         if self.options.targets != "references":
-            rows = self._rows_with_teacher_targets(corpus.splits["train"])
+            rows = self._rows_with_teacher_targets(self._rows_to_translate(corpus.splits["train"]))
             corpus.splits["train"], corpus.reports["train"] = rows, RowReport(kept=len(rows))
+
+    def _rows_to_translate(self, rows: Dataset) -> Dataset:
+        """The training rows and, after them, the sources without targets, which are empty."""
+        if self.unlabelled is None:
+            return rows
+        _say(f"unlabelled: {self.unlabelled.reports['train']}")
+        sources = _without_targets(self.unlabelled.split("train")["text"][:])
+        return concatenate_datasets([rows.select_columns(list(TEXT_FEATURES)), sources])
 
     def _rows_with_teacher_targets(self, rows: Dataset) -> Dataset:
         """The training rows with the teacher's translations, which are cached."""
@@ -206,11 +247,13 @@ class DistillationRun(TrainingRun):
             decode_targets(cache, translator, rows["source"], progress=progress.update)
         PartialState().wait_for_everyone()
         both = self.options.targets == "both"
-        taught, kept = with_teacher_targets(rows, read_targets(cache), keep_references=both)
+        taught, lacking = with_teacher_targets(rows, read_targets(cache), keep_references=both)
         _say(
-            f"train: {len(rows) - kept:,} of {len(rows):,} rows have the teacher's translation"
-            + (f"; for {kept:,} it is empty or cut off" if kept else "")
+            f"train: {len(rows) - lacking:,} of {len(rows):,} rows have the teacher's translation"
+            + (f"; for {lacking:,} it is empty or cut off" if lacking else "")
         )
+        if not len(taught):
+            raise UserError("no row has a target: the teacher translates none of the sources to its end")
         return taught
 
     def build_trainer(
@@ -377,6 +420,11 @@ def _shape_for(model: ModelArguments, teacher: Teacher) -> PreTrainedConfig:
     special_tokens: dict[str, Any] = {name: getattr(teacher.model.config, name, None) for name in names}
     one_vocabulary = has_one_vocabulary(*teacher.tokenizers)
     return model_config(model, source, target, one_vocabulary=one_vocabulary, **special_tokens)
+
+
+def _without_targets(sources: list[str]) -> Dataset:
+    """Rows with these sources and empty targets."""
+    return Dataset.from_dict({"source": sources, "target": [""] * len(sources)}, features=TEXT_FEATURES)
 
 
 def retention_metric(config: DistillationConfig) -> str:

@@ -20,8 +20,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, PreTrain
 from vaswani.data.collation import IGNORED_LABEL
 from vaswani.data.given_tokenizers import prepare_for_classification
 from vaswani.data.labels.labelled_tokens import tokenize_labelled
-from vaswani.data.sources.corpus import Corpus, load_corpus
-from vaswani.data.sources.corpus_spec import TextCorpusSpec
+from vaswani.data.sources.corpus import Corpus, load_unlabelled
 from vaswani.data.sources.row_report import RowReport
 from vaswani.distillation.arguments import FROM_TEACHER, RANDOM
 from vaswani.distillation.baseline import BASELINE, train_unless_done, training_of_baseline
@@ -416,8 +415,7 @@ class TaskRun(StackDistillation, FinetuningRun):
         """Texts without labels."""
         if not (self.options.unlabelled_file and self.teaches):
             return None
-        spec = TextCorpusSpec(train_file=self.options.unlabelled_file, text_field=self.config.data.text_field)
-        return load_corpus(spec, ["train"])
+        return load_unlabelled(self.options.unlabelled_file, self.config.data.text_field)
 
     def identity(self, corpus: Corpus) -> dict[str, Any]:
         """As in the base class, with the unlabelled texts."""

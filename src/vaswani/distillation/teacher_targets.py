@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from datasets import Dataset, concatenate_datasets
+from datasets import Dataset
 
 from vaswani.data.sources.corpus_spec import TEXT_FEATURES
 from vaswani.distillation.fingerprints import fingerprint_config, fingerprint_tokenizer
@@ -93,7 +93,7 @@ class TeacherRows(NamedTuple):
     """Rows with the teacher's translations as targets, or with its texts."""
 
     rows: Dataset
-    num_references: int  # rows for which the teacher has no whole translation, or no text
+    num_lacking: int  # rows for which the teacher has no whole translation, or no text
 
 
 def with_teacher_targets(
@@ -102,21 +102,20 @@ def with_teacher_targets(
     """Replace the targets of rows by the teacher's translations; keep the reference if one is unusable.
 
     Args:
-        rows: text columns `source` and `target`; others are dropped.
+        rows: text columns `source` and `target`; others are dropped. The target of a row without a reference
+            is empty; such a row is left out if its translation is unusable.
         targets: the teacher's translations of all rows.
         keep_references: also keep all rows with their references, placed before the others.
 
     Returns:
-        Text columns `source` and `target` of as many rows, or twice as many.
+        Text columns `source` and `target` of these rows.
     """
-    pairs = zip(targets, rows["target"], strict=True)
-    taught = Dataset.from_dict(
-        {
-            "source": list(rows["source"]),
-            "target": [target.text if target.is_usable else reference for target, reference in pairs],
-        },
-        features=TEXT_FEATURES,
-    )
-    if keep_references:
-        taught = concatenate_datasets([rows.select_columns(list(TEXT_FEATURES)), taught])
-    return TeacherRows(taught, sum(not target.is_usable for target in targets))
+    pairs = list(zip(rows["source"], rows["target"], strict=True))
+    taught = [
+        (source, target.text if target.is_usable else reference)
+        for (source, reference), target in zip(pairs, targets, strict=True)
+    ]
+    whole = [pair for pair in [*(pairs if keep_references else []), *taught] if pair[1]]
+    columns = {"source": [source for source, _ in whole], "target": [target for _, target in whole]}
+    lacking = sum(not target.is_usable for target in targets)
+    return TeacherRows(Dataset.from_dict(columns, features=TEXT_FEATURES), lacking)

@@ -24,7 +24,7 @@ from datasets.arrow_writer import ArrowWriter
 
 from vaswani.data.caching import ROWS, cache_key, cached_folder, open_rows
 from vaswani.data.sources import corpus_spec, reading
-from vaswani.data.sources.corpus_spec import SPLITS, BaseCorpusSpec
+from vaswani.data.sources.corpus_spec import SPLITS, BaseCorpusSpec, TextCorpusSpec
 from vaswani.data.sources.reading import Row
 from vaswani.data.sources.row_report import RowReport
 from vaswani.data.sources.shared_rows import count_shared_rows
@@ -127,6 +127,19 @@ def load_corpus(spec: BaseCorpusSpec, splits: Sequence[str] = SPLITS) -> Corpus:
         corpus.splits[split], corpus.reports[split] = rows, report
         corpus.fingerprint[split] = {"name": source.name, **identity}
     return corpus
+
+
+def load_unlabelled(files: list[str], text_field: str) -> Corpus:
+    """Load texts without labels or targets, as the training split.
+
+    Args:
+        files: tables or plain text files, as the `train_file` of a `TextCorpusSpec`.
+        text_field: field of the texts in tables.
+
+    Raises:
+        UserError: as `load_corpus`.
+    """
+    return load_corpus(TextCorpusSpec(train_file=files, text_field=text_field), ["train"])
 
 
 def load_in_memory(
@@ -251,10 +264,10 @@ def check_report(source: Source, report: RowReport) -> None:
     if report.rows == 0:
         raise UserError(f"{source.name} holds no rows")
     if source.sides and report.mispaired:
-        lines = report.rows - report.missing_source, report.rows - report.missing_target
+        one, other = source.sides
         raise UserError(
-            f"{source.sides[0]} has {lines[0]:,} lines and {source.sides[1]} has {lines[1]:,}: give a pair per "
-            "line"
+            f"{one} has {report.rows - report.missing_source:,} lines and {other} has "
+            f"{report.rows - report.missing_target:,}: give a pair per line"
         )
     if report.kept == 0:
         raise UserError(f"no row of {source.name} can be used: {report}")
