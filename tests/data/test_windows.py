@@ -24,6 +24,7 @@ from vaswani.data.questions.windows import (
     tokenize_questions,
     windows_of,
 )
+from vaswani.data.sources.row_report import RowReport
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.errors import UserError
 
@@ -144,6 +145,11 @@ def test_a_long_question_is_cut_and_a_short_one_is_not(name):
     assert tokens(short, 20) == tokens(f"  {short} ", 30)
     special = tokens("", 1)
     assert tokens(long, 4) <= special + 4
+    marks = [
+        {window.question_cut_off for window in windows(name, question, "rome", WindowLengths(60, 2, most))}
+        for question, most in ((long, 4), (long, 50), (f"  {short} ", 20))
+    ]
+    assert marks == [{True}, {False}, {False}]
 
 
 def test_a_window_without_the_answer_is_labelled_with_the_null_token():
@@ -178,8 +184,19 @@ def test_training_needs_no_offsets():
     names = {"input_ids", "token_type_ids", "labels", "length"}
     assert set(tokenize_questions(rows, toy_tokenizer(), LENGTHS, with_offsets=False).column_names) == names
     both = tokenize_questions(rows, toy_tokenizer(), LENGTHS, with_offsets=True)
-    assert set(both.column_names) == names | {"row", "null", "first", "offsets"}
+    assert set(both.column_names) == names | {"row", "null", "first", "offsets", "question_cut_off"}
     assert both["length"][:] == [len(ids) for ids in both["input_ids"]]
+
+
+def test_rows_with_a_cut_question_are_counted_once_and_marked():
+    rows = [*toy_questions(3, seed=0, words=40)]
+    rows[2]["question"] = "where was the film that ann saw"
+    rows = Dataset.from_list(rows, features=FEATURES)
+    report = RowReport(kept=3)
+    tokens = tokenize_questions(rows, toy_tokenizer(), LENGTHS, with_offsets=True, report=report)
+    assert tokens["row"][:].count(2) > 1  # windows of the long question
+    assert str(report) == "kept 3 of 3 rows, 1 of them cut off"
+    assert [window.question_cut_off for window in windows_of(tokens)] == [row == 2 for row in tokens["row"]]
 
 
 def test_batches_are_padded_on_the_right():

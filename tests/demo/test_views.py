@@ -2,6 +2,7 @@
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -239,6 +240,16 @@ def test_a_question_needs_a_text(folder: Path) -> None:
     assert "Give a text that may answer the question." in html
     assert "50,000" in problem(view.show("who", "a" * (MAX_CHARACTERS + 1))[1])
     assert view.show("who", "ann saw oslo " * 60)[0]  # in windows
+
+
+def test_a_longer_question_than_the_model_reads_is_refused_with_the_limit(folder: Path) -> None:
+    view = answers(folder)
+    question = "who saw the film in rome and oslo with ann"
+    text, html = view.show(question, CONTEXT)
+    assert text == ""
+    assert "the question is longer than the 8 tokens that the model reads" in problem(html)
+    view.answerer.lengths = replace(view.answerer.lengths, max_question_length=30, max_length=40)
+    assert view.show(question, CONTEXT)[0]
 
 
 def test_the_recorded_task_selects_the_summary_view(folder: Path) -> None:

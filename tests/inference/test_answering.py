@@ -245,6 +245,19 @@ def test_non_finite_results_raise_an_error():
         list(answerer.answer(PAIRS))
 
 
+LONG = "who was in rome as the film of ann and bob began"  # SMALL reads its first 6 tokens
+
+
+def test_answers_to_cut_questions_are_marked_and_counted():
+    rows = list(toy_questions(3, seed=3, words=40))
+    rows[1]["question"] = LONG
+    evaluation = evaluate_answers(make_answerer(), rows)
+    assert [answer.cut_off for answer in evaluation.answers] == [False, True, False]
+    assert evaluation.to_dict()["cut_off_rows"] == 1
+    assert str(evaluation).endswith("question cut off: 1")
+    assert "cut off" not in str(evaluate_answers(make_answerer(), rows[:1]))
+
+
 # The command.
 
 
@@ -292,6 +305,15 @@ def test_questions_of_a_table_come_back_with_their_answers(saved, tmp_path, capf
     ]
     wider = predict(capfd, "--model", saved, "--input", table, "--max_length", str(POSITIONS))[1]
     assert wider != [*records, empty]
+
+
+def test_rows_with_a_cut_question_are_marked_and_counted(saved, tmp_path, capfd):
+    rows = [{"question": question, "context": PAIRS[0][1]} for question in ("who", LONG, f"{LONG} today")]
+    table = write_jsonl(tmp_path / "rows.jsonl", rows)
+    status, records, errors = predict(capfd, "--model", saved, "--input", table)
+    assert status == 0, errors
+    assert "predicted 3 rows; 2 of whose question only the beginning was read" in errors
+    assert [record.get("cut_off") for record in records] == [None, True, True]
 
 
 def test_question_columns_default_to_those_of_the_training(saved, tmp_path, capfd):

@@ -220,6 +220,18 @@ def test_the_test_split_may_be_shortened_or_left_out(options, tmp_path, capsys):
     assert not (tmp_path / "other" / "predictions.json").exists()
 
 
+def test_rows_with_a_cut_question_are_counted(options, tmp_path, capsys):
+    rows = list(toy_questions(8, seed=2))
+    rows[3]["question"] = "where was the film that ann and bob saw"
+    options["test_file"] = options["train_file"] = write_jsonl(tmp_path / "rows.jsonl", rows)
+    options.pop("dataset")
+    run(options, max_steps=1)
+    output = capsys.readouterr().out
+    for split in ("train", "test"):
+        assert f"{split}: kept 8 of 8 rows, 1 of them cut off, in " in output
+    assert "1 of them cut off" in read(options["output_dir"], "corpus.json")["rows"]["test"]
+
+
 def test_fields_are_read_by_their_names(options, tmp_path):
     rows = [
         {"i": row["id"], "c": row["context"], "q": row["question"], "a": row["answers"]["text"][0]}

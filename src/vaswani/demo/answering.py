@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 from vaswani.data.text_codec import TextCodec
 from vaswani.demo.html_parts import marked, paragraph, table, token_list
 from vaswani.demo.view import View, ViewAnswer, check_characters
+from vaswani.errors import UserError
 from vaswani.hub.checkpoint import serves
 from vaswani.inference.answer.answering import QuestionAnswerer
 from vaswani.inference.answer.spans import Answer
@@ -52,6 +53,11 @@ class AnswerView(View):
             return ViewAnswer("", paragraph("Give a text that may answer the question."))
         check_characters(context)
         (found,) = self.answerer.answer([(question, context)])
+        if found.cut_off:
+            most = self.answerer.lengths.max_question_length
+            raise UserError(
+                f"the question is longer than the {most:,} tokens that the model reads; shorten it"
+            )
         best = found.best
         place = (best.start, best.end) if best else (0, 0)
         return ViewAnswer(

@@ -35,16 +35,25 @@ class AnswerEvaluation:
     seconds: float = 0.0
 
     def __str__(self) -> str:
-        speed = speed_line(len(self.answers), "questions", self.seconds)
-        return "\n".join([*score_lines(AnswerMetric.names, self.estimates), speed])
+        rows = [*score_lines(AnswerMetric.names, self.estimates)]
+        rows.append(speed_line(len(self.answers), "questions", self.seconds))
+        if self.cut_off:
+            rows.append(f"question cut off: {self.cut_off:,}")
+        return "\n".join(rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the answers as plain JSON values."""
         return {
             "rows": len(self.answers),
+            "cut_off_rows": self.cut_off,
             **score_fields(self.estimates),
             "seconds": round(self.seconds, 3),
         }
+
+    @property
+    def cut_off(self) -> int:
+        """Number of questions that were truncated."""
+        return sum(answer.cut_off for answer in self.answers)
 
     @cached_property
     def predictions(self) -> list[str]:

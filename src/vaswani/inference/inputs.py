@@ -44,6 +44,7 @@ class LineReport:
     not_continued: int = 0
     not_utf8: int = 0
     source_cut_off: int = 0
+    question_cut_off: int = 0
     prompt_cut_off: int = 0
     cut_off: int = 0
     not_scored: int = 0
@@ -58,6 +59,7 @@ class LineReport:
             "not continued and left empty": self.not_continued,
             "not UTF-8 (their bad bytes were read as U+FFFD)": self.not_utf8,
             "of which only the beginning was read": self.source_cut_off,
+            "of whose question only the beginning was read": self.question_cut_off,
             "of which only the end was read": self.prompt_cut_off,
             "cut off at the length limit": self.cut_off,
             "not scored": self.not_scored,

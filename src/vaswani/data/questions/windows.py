@@ -22,6 +22,7 @@ from datasets import Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
 
 from vaswani.data.collation import pad_rows
+from vaswani.data.sources.row_report import RowReport
 from vaswani.data.text_codec import exclusive, text_options
 from vaswani.errors import UserError
 
@@ -74,6 +75,7 @@ class Window:
         null: position of the token that represents "no answer in this window".
         first: position of the first token of the text.
         offsets: start and end of each token of the text, in characters, [C].
+        question_cut_off: whether the question was truncated.
     """
 
     row: int
@@ -81,6 +83,7 @@ class Window:
     null: int
     first: int
     offsets: list[tuple[int, int]]
+    question_cut_off: bool = False
 
     def labels(self, start: int, end: int) -> tuple[int, int]:
         """Return the positions of the first and the last token of a span of characters.
@@ -109,9 +112,11 @@ def make_windows(
         contexts: the texts.
         lengths: lengths that have been checked.
     """
+    questions = [question.strip() for question in questions]
     with exclusive(tokenizer):
+        shortened = _shortened(tokenizer, questions, lengths.max_question_length)
         encoding = tokenizer(
-            *(_shortened(tokenizer, questions, lengths.max_question_length), list(contexts)),
+            *(shortened, list(contexts)),
             truncation="only_second",
             max_length=lengths.max_length,
             stride=lengths.doc_stride,
@@ -130,7 +135,9 @@ def make_windows(
         count = sides.count(1)
         columns = {name: column[number] for name, column in encoding.items()}
         null = _null_place(tokenizer, columns["input_ids"])
-        windows.append(Window(row, columns, null, first, offsets[number][first : first + count]))
+        places = offsets[number][first : first + count]
+        is_cut_off = shortened[row] != questions[row]
+        windows.append(Window(row, columns, null, first, places, is_cut_off))
     return windows
 
 
@@ -142,7 +149,7 @@ def _null_place(tokenizer: PreTrainedTokenizerBase, input_ids: list[int]) -> int
 
 def _shortened(tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], max_tokens: int) -> list[str]:
     """Return questions of at most `max_tokens` tokens; longer questions are cut at the end of a token."""
-    texts = [question.strip() for question in questions]
+    texts = list(questions)
     long = list(range(len(texts)))
     while long:
         encoding = tokenizer(
@@ -162,7 +169,12 @@ def _shortened(tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], max
 
 
 def tokenize_questions(
-    rows: Dataset, tokenizer: PreTrainedTokenizerBase, lengths: WindowLengths, *, with_offsets: bool
+    rows: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    lengths: WindowLengths,
+    *,
+    with_offsets: bool,
+    report: RowReport | None = None,
 ) -> Dataset:
     """Turn questions on texts into windows.
 
@@ -172,11 +184,13 @@ def tokenize_questions(
         lengths: lengths of the windows.
         with_offsets: keep the columns with which an evaluation finds the answers; training needs less memory
             without them.
+        report: counts the rows whose question is truncated.
 
     Returns:
         Windows in the order of the rows, with `input_ids`, `labels` (the positions of the first and the last
         token of the first answer, or `null` twice without an answer), `length`, `token_type_ids` if the
-        tokenizer returns them and, if `with_offsets`, `row`, `null`, `first` and `offsets`, flattened: [2C].
+        tokenizer returns them and, if `with_offsets`, `row`, `null`, `first`, `question_cut_off` and
+        `offsets`, flattened: [2C].
 
     Raises:
         UserError: the lengths have no room for text, or the tokenizer is slow.
@@ -185,7 +199,7 @@ def tokenize_questions(
     tokenizer = copy.deepcopy(tokenizer)  # a copy: calls store truncation
     columns = _columns_of(tokenizer, with_offsets)
     return rows.map(
-        partial(_window_columns, tokenizer, lengths, list(columns)),
+        partial(_window_columns, tokenizer, lengths, list(columns), report or RowReport()),
         with_indices=True,
         batched=True,
         batch_size=100,
@@ -201,7 +215,8 @@ def _columns_of(tokenizer: PreTrainedTokenizerBase, with_offsets: bool) -> Featu
     names = [name for name in tokenizer("a", "b", return_attention_mask=False) if name != "attention_mask"]
     columns: dict[str, Any] = dict.fromkeys([*names, "labels"], _INTEGERS) | {"length": Value("int32")}
     if with_offsets:
-        columns |= dict.fromkeys(("row", "null", "first"), Value("int32")) | {"offsets": _INTEGERS}
+        columns |= dict.fromkeys(("row", "null", "first"), Value("int32"))
+        columns |= {"question_cut_off": Value("bool"), "offsets": _INTEGERS}
     return Features(columns)
 
 
@@ -209,10 +224,12 @@ def _window_columns(
     tokenizer: PreTrainedTokenizerBase,
     lengths: WindowLengths,
     names: list[str],
+    report: RowReport,
     rows: dict[str, list[Any]],
     numbers: list[int],
 ) -> dict[str, list[Any]]:
     windows = make_windows(tokenizer, rows["question"], rows["context"], lengths)
+    report.truncated += len({window.row for window in windows if window.question_cut_off})
     columns: dict[str, list[Any]] = {name: [] for name in names}
     for window in windows:
         for name, value in _columns_of_window(window, rows["answers"][window.row], numbers).items():
@@ -233,15 +250,16 @@ def _columns_of_window(window: Window, answers: Mapping[str, Any], numbers: list
         "row": numbers[window.row],
         "null": window.null,
         "first": window.first,
+        "question_cut_off": window.question_cut_off,
         "offsets": [character for pair in window.offsets for character in pair],
     }
 
 
 def windows_of(rows: Dataset) -> Iterator[Window]:
     """Yield the windows of tokenized questions, without their token ids."""
-    columns = [rows[name][:] for name in ("row", "null", "first", "offsets")]
-    for row, null, first, flat in zip(*columns, strict=True):
-        yield Window(row, {}, null, first, list(zip(flat[::2], flat[1::2], strict=True)))
+    columns = [rows[name][:] for name in ("row", "null", "first", "offsets", "question_cut_off")]
+    for row, null, first, flat, is_cut_off in zip(*columns, strict=True):
+        yield Window(row, {}, null, first, list(zip(flat[::2], flat[1::2], strict=True)), is_cut_off)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,8 @@ class QuestionAnswerer(FromPretrained):
         tokenizer: a fast tokenizer.
         max_length: maximum tokens of a window, special tokens included (see `WindowLengths`).
         doc_stride: number of tokens of a text that a window shares with the previous window.
-        max_question_length: maximum tokens of a question; longer questions are truncated at the end.
+        max_question_length: maximum tokens of a question; longer questions are truncated at the end,
+            and their answers are marked `cut_off`.
         max_answer_length: maximum tokens of an answer.
         null_score_diff_threshold: give no answer if the score of no answer exceeds that of the best span by
             more than this. None always answers if the model was trained without such a threshold.

@@ -16,7 +16,8 @@ from vaswani.inference.answer.answering import PAIRS_AT_ONCE, QuestionAnswerer
 from vaswani.inference.answer.spans import Answer
 from vaswani.inference.inputs import Column, LineReport, TableTexts, open_table
 
-ADDED = ["prediction", "start", "end", "score", "null_odds", "spans"]  # fields added to the rows of a table
+# Fields added to the rows of a table.
+ADDED = ["prediction", "start", "end", "score", "null_odds", "cut_off", "spans"]
 
 
 @contextmanager
@@ -76,8 +77,8 @@ def answer_questions(
         answerer: the model with its options.
         questions: pairs of a question and its text (see `open_table`).
         write: receives the row of each question, in order, with the `prediction` (empty for no answer), its
-            position in the text (`start` and exclusive `end`, in characters), its `score`, and `null_odds`,
-            the score of no answer minus the score of the best span.
+            position in the text (`start` and exclusive `end`, in characters), its `score`, `null_odds`, the
+            score of no answer minus the score of the best span, and, for a truncated question, `cut_off`.
         top_k: add this many `spans`, best first.
         buffer_size: number of questions to read ahead.
         progress: is called with the number of questions of each finished batch.
@@ -88,6 +89,7 @@ def answer_questions(
     for answer, (question, context) in zip(found, kept, strict=True):
         questions.take()
         report.empty += not question.strip() or not context.strip()
+        report.question_cut_off += answer.cut_off
         write(questions.record(**_fields(answer, top_k)))
     return report
 
@@ -97,6 +99,8 @@ def _fields(answer: Answer, top_k: int | None) -> dict[str, Any]:
     fields: dict[str, Any] = {"prediction": answer.text}
     fields |= {name: getattr(span, name, None) for name in ("start", "end", "score")}
     fields["null_odds"] = odds if math.isfinite(odds) else None
+    if answer.cut_off:
+        fields["cut_off"] = True
     if top_k is not None:
         fields["spans"] = [*map(vars, answer.spans[:top_k])]
     return fields

@@ -40,11 +40,13 @@ class Answer:
         null_score: the score of no answer.
         threshold: give no answer if `null_score` exceeds the score of the best span by more than this; None
             always answers.
+        cut_off: whether the question was truncated.
     """
 
     spans: list[Span] = field(default_factory=list)
     null_score: float = 0.0
     threshold: float | None = None
+    cut_off: bool = False
 
     @property
     def null_odds(self) -> float:
@@ -117,6 +119,7 @@ def answers_of(
         threshold: see `Answer`.
     """
     nulls = [float("inf")] * len(contexts)
+    cut_off = [False] * len(contexts)
     spans: list[dict[tuple[int, int], float]] = [
         {} for _ in contexts
     ]  # best score by first and last character
@@ -124,6 +127,7 @@ def answers_of(
         windows, (rows.tolist() for rows in found), strict=True
     ):
         nulls[window.row] = min(nulls[window.row], null_score)
+        cut_off[window.row] = window.question_cut_off
         known, context = spans[window.row], contexts[window.row]
         for score, first, last in candidates:
             if score == -float("inf"):
@@ -132,8 +136,8 @@ def answers_of(
             if place[0] < place[1]:
                 known[place] = max(score, known.get(place, score))
     return [
-        Answer(_best(context, known, n_best), null_score, threshold)
-        for context, known, null_score in zip(contexts, spans, nulls, strict=True)
+        Answer(_best(context, known, n_best), null_score, threshold, is_cut_off)
+        for context, known, null_score, is_cut_off in zip(contexts, spans, nulls, cut_off, strict=True)
     ]
 
 

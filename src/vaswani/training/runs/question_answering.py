@@ -91,7 +91,9 @@ class QuestionAnsweringRun(BaseRun):
         splits = {}
         for split, rows in corpus.splits.items():
             lengths, evaluates = self.config.data.windows, split != "train"
-            splits[split] = tokenize_questions(rows, tokenizers[0], lengths, with_offsets=evaluates)
+            splits[split] = tokenize_questions(
+                rows, tokenizers[0], lengths, with_offsets=evaluates, report=corpus.reports[split]
+            )
             self.check_budget(split, max(splits[split]["length"][:]))
         return splits
 
