@@ -131,6 +131,19 @@ def test_a_page_answers_a_question_on_a_text(tmp_path: Path) -> None:
     assert all(word in told for word in ("Question", "Text that may answer it", "bob saw rome", '"Answer"'))
 
 
+def shown_by(page: gr.Blocks, panel: str, *values: object) -> str:
+    """The HTML of a panel, by the name of its function."""
+    (show,) = [function.fn for function in page.fns.values() if function.name == panel]
+    assert show is not None
+    return str(show(*values))
+
+
+def test_panels_take_null_as_an_empty_text(translators: dict[str, Translator]) -> None:
+    page = build_demo({"teacher": translators["teacher"]})
+    assert shown_by(page, "show_attention", None, None) == shown_by(page, "show_attention", " ", "") == ""
+    assert "<iframe" in shown_by(page, "show_attention", "one two", None)
+
+
 def test_shown_names_are_the_shortest_distinct_ones() -> None:
     assert shown_names(["runs/dates"]) == ["dates"]
     assert shown_names(["runs/a/", "runs/b"]) == ["a", "b"]

@@ -20,7 +20,7 @@ from vaswani.demo.language_model import SAMPLES, TOP_K, CompletionView, MaskView
 from vaswani.demo.models import Classifier, MaskFiller, Prompter, Summarizer, open_model
 from vaswani.demo.translation import SummaryView, TranslationView
 from vaswani.demo.view import MAX_CHARACTERS, View
-from vaswani.errors import RunError
+from vaswani.errors import RunError, UserError
 from vaswani.interop import export_folder
 
 __all__ = ["exported_toys", "saved_toys"]
@@ -238,6 +238,9 @@ def test_a_question_needs_a_text(folder: Path) -> None:
     text, html = view.show("who", " ")
     assert text == ""
     assert "Give a text that may answer the question." in html
+    assert view.show("who", None) == (text, html)
+    with pytest.raises(UserError, match="the second text is empty"):
+        view.attention("who", "", None)
     assert "50,000" in problem(view.show("who", "a" * (MAX_CHARACTERS + 1))[1])
     assert view.show("who", "ann saw oslo " * 60)[0]  # in windows
 

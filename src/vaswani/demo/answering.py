@@ -41,7 +41,8 @@ class AnswerView(View):
 
     def attention(self, text: str, answer: str, *values: Any) -> tuple[AttentionMap, ...]:
         """Return the attention of the question and the text."""
-        texts = text.strip(), *values
+        (context,) = values
+        texts: tuple[str, ...] = (text.strip(), context or "")
         if serves(AutoModelForCausalLM, self.model.config):  # `read_attention` reads one text then
             texts = (" ".join(texts),)
         return read_attention(self.model, self.codec.tokenizer, *texts)
@@ -49,6 +50,7 @@ class AnswerView(View):
     def answer(self, text: str, *values: Any) -> ViewAnswer:
         """Return the best span, marked in the text, with the scores of other spans and of no answer."""
         question, (context,) = text.strip(), values
+        context = context or ""  # a client may send null
         if not context.strip():
             return ViewAnswer("", paragraph("Give a text that may answer the question."))
         check_characters(context)

@@ -103,16 +103,18 @@ def _add_column(
     )
     if view.model is not None:
 
-        def show_attention(text: str, answer: str, *values: Any) -> str:
-            if not text.strip():
+        def show_attention(text: str | None, answer: str | None, *values: Any) -> str:
+            if text is None or not text.strip():  # a client may send null
                 return ""
-            return html_or_error(lambda: attention_page(view.attention(text, answer, *values))._repr_html_())
+            return html_or_error(
+                lambda: attention_page(view.attention(text, answer or "", *values))._repr_html_()
+            )
 
         _add_panel("Attention", show_attention, [text, answer, *controls], answered)
     if patterns := sparse_patterns(view.model):
 
-        def show_sparse(text: str, layer: str) -> str:
-            return html_or_error(lambda: show_pattern(patterns[layer], max(1, len(view.encode(text)))))
+        def show_sparse(text: str | None, layer: str) -> str:
+            return html_or_error(lambda: show_pattern(patterns[layer], max(1, len(view.encode(text or "")))))
 
         _add_panel("Sparse pattern", show_sparse, [text], answered, choices={"Layer": list(patterns)})
 
