@@ -8,7 +8,13 @@ import pytest
 from drawn import check_nothing_is_cut_off
 from vaswani.cli import run
 from vaswani.errors import UserError
-from vaswani.insight.curves import draw_curves, read_histories, read_history
+from vaswani.evaluation.answer_metrics import AnswerMetric
+from vaswani.evaluation.label_metrics import METRICS_OF_TASK
+from vaswani.evaluation.score_names import ERRORS
+from vaswani.evaluation.text_metrics import METRICS as TEXT_METRICS
+from vaswani.insight.curves import PANELS, draw_curves, read_histories, read_history, summary
+from vaswani.training.config.training_arguments import LOWER_IS_BETTER
+from vaswani.training.runs.language_modelling import SCORE_NAMES as LANGUAGE_MODEL_SCORES
 
 HISTORY = [
     {"step": 10, "loss": 3.0, "grad_norm": 2.0, "learning_rate": 0.1, "tokens_per_second": 900.0},
@@ -32,7 +38,7 @@ def test_logged_values_are_drawn_at_their_updates():
     losses = {line.get_label(): line.get_xydata().tolist() for line in panels["loss, per token"].lines}
     assert losses == {"training": [[10, 3], [20, 2], [30, 1.5]], "validation": [[10, 2.9], [20, 2.5]]}
     assert panels["norm of the gradient"].get_yscale() == "log"
-    assert [line.get_label() for line in panels["validation"].lines] == ["BLEU", "exact match, %"]
+    assert [line.get_label() for line in panels["validation, 0 to 100"].lines] == ["BLEU", "exact match"]
     assert "share" not in panels
 
 
@@ -44,11 +50,52 @@ def test_rouge_is_drawn_and_its_best_reported(tmp_path, capsys):
     history = [HISTORY[0]]
     for step, values in zip((10, 20), scores, strict=True):
         history.append({"step": step, **{f"eval_{name}": value for name, value in values.items()}})
-    panel = next(axes for axes in draw_curves({"run": history}).axes if axes.get_title() == "validation")
-    drawn = {line.get_label(): line.get_ydata().tolist() for line in panel.lines}
-    assert drawn == {"ROUGE-1": [20, 19], "ROUGE-2": [3, 4], "ROUGE-L": [15, 16]}
+    lines = drawn(draw_curves({"run": history}), "validation, 0 to 100")
+    assert {label: [y for _, y in points] for label, _, _, points in lines} == {
+        "ROUGE-1": [20, 19],
+        "ROUGE-2": [3, 4],
+        "ROUGE-L": [15, 16],
+    }
     assert run(["report", str(write(tmp_path / "run", history))]) == 0
     assert "best validation ROUGE-1: 20.00 at update 10" in capsys.readouterr().out
+
+
+REGISTERED = {
+    *TEXT_METRICS,
+    *(name for metric in METRICS_OF_TASK.values() for name in metric.names),
+    *AnswerMetric.names,
+    *LANGUAGE_MODEL_SCORES,
+}
+
+
+def test_every_score_that_a_run_can_log_is_drawn_and_its_best_reported():
+    history = [{"step": 10, "eval_loss": 1.0, **{f"eval_{name}": 0.5 for name in REGISTERED}}]
+    history.append({"step": 20, "eval_loss": 2.0, **{f"eval_{name}": 0.75 for name in REGISTERED}})
+    keys = [key for _, labels, _ in PANELS for key in labels if key.startswith("eval_")]
+    assert sorted(keys) == sorted(f"eval_{name}" for name in {"loss", *REGISTERED})
+    figure = draw_curves({"run": history})
+    validations = [axes for axes in figure.axes if axes.get_title().startswith("validation")]
+    assert sum(len(axes.lines) for axes in validations) == len(REGISTERED - {"loss"})
+    lines = summary(history).splitlines()
+    assert len(lines) == len(REGISTERED | {"loss"})
+    assert "best validation Pearson's r: 0.75 at update 20" in lines
+    assert "best validation micro F1: 0.75 at update 20" in lines
+    for lower in ("mean squared error", "perplexity", "bits per byte"):
+        assert f"best validation {lower}: 0.50 at update 10" in lines
+
+
+def test_scores_on_other_scales_have_panels_of_their_own():
+    history = [{"step": 10, "eval_accuracy": 80.0, "eval_matthews": 0.6, "eval_perplexity": 12.0}]
+    panels = {axes.get_title(): axes for axes in draw_curves({"run": history}).axes if axes.get_visible()}
+    assert {title: [line.get_label() for line in axes.lines] for title, axes in panels.items()} == {
+        "validation, 0 to 100": ["accuracy"],
+        "validation, −1 to 1": ["Matthews' correlation"],
+        "validation, perplexity": ["validation"],
+    }
+
+
+def test_lower_scores_are_best_where_checkpoints_are_ranked_so():
+    assert set(ERRORS) == set(LOWER_IS_BETTER)
 
 
 def test_a_run_is_reported_with_its_best(tmp_path, capsys):

@@ -17,6 +17,7 @@ from toy_questions import write_toy_questions
 from toy_texts import write_texts
 from toy_translation import save_toy_checkpoint
 from vaswani.cli import run as run_command
+from vaswani.insight.curves import PANELS
 
 
 class Kind(NamedTuple):
@@ -91,7 +92,7 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_toy_questions(folder / "questions", unanswerable=0.4)
     for name in ("texts", "dates"):
         (folder / name).mkdir()
-    write_texts(folder / "texts", train=30)
+    write_texts(folder / "texts", train=30, test=4)
     write_dates(folder / "dates", train_rows=200, validation_rows=4, test_rows=4)
     save_toy_encoder(folder / "encoder")
     save_toy_decoder(folder / "decoder")
@@ -131,6 +132,17 @@ def test_the_saved_configuration_repeats_the_run(kind, whole, tmp_path):
     assert f"vaswani {kind.command} --config {saved.name}" in saved.read_text()
     assert run_command([kind.command, "--config", str(saved), "--output_dir", str(tmp_path)]) == 0
     assert_same_run(kind, whole, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", cases(KINDS), indirect=True)
+def test_every_score_of_the_run_is_drawn_by_plot_curves(kind, whole):
+    results = json.loads((whole / "test_results.json").read_text())
+    scores = {name.removeprefix("test_") for name in results}
+    scores -= {"epoch", "runtime", "samples_per_second", "steps_per_second"}
+    drawn = {key.removeprefix("eval_") for _, labels, _ in PANELS for key in labels}
+    assert len(scores) > 1
+    assert scores <= drawn
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from transformers.trainer import TRAINER_STATE_NAME
 
 from vaswani.errors import UserError, one_line
+from vaswani.evaluation.score_names import CORRELATIONS, ERRORS, PERCENTAGES, SCORE_NAMES
 from vaswani.files.run_files import checkpoints
 from vaswani.insight.figures import new_figure, save_figure, write_plain_numbers
 from vaswani.insight.themes import DASHES, LINES
@@ -23,26 +24,19 @@ if TYPE_CHECKING:
 FILE = "curves.png"
 SIZE = (12.0, 6.5)  # inches
 AGAINST = {"updates": "update", "tokens": "tokens"}  # quantity on the horizontal axis → its label
+
+
+def _of_validations(*names: str) -> dict[str, str]:
+    """Return the keys of scores in a log, with their names."""
+    return {f"eval_{name}": SCORE_NAMES[name] for name in names}
+
+
 # Each panel: title, keys of the log with their legends, and whether the axis is logarithmic.
 PANELS: tuple[tuple[str, dict[str, str], bool], ...] = (
     ("loss, per token", {"loss": "training", "eval_loss": "validation"}, False),
-    (
-        "validation",
-        {
-            "eval_bleu": "BLEU",
-            "eval_chrf": "chrF2",
-            "eval_exact_match": "exact match, %",
-            "eval_rouge1": "ROUGE-1",
-            "eval_rouge2": "ROUGE-2",
-            "eval_rougeL": "ROUGE-L",
-            "eval_rougeLsum": "ROUGE-Lsum",
-            "eval_accuracy": "accuracy, %",
-            "eval_macro_f1": "macro F1, %",
-            "eval_f1": "span F1, %",
-        },
-        False,
-    ),
-    ("validation, bits per byte", {"eval_bits_per_byte": "validation"}, False),
+    ("validation, 0 to 100", _of_validations(*PERCENTAGES), False),
+    ("validation, −1 to 1", _of_validations(*CORRELATIONS), False),
+    *((f"validation, {SCORE_NAMES[name]}", {f"eval_{name}": "validation"}, False) for name in ERRORS),
     ("learning rate", {"learning_rate": "learning rate"}, False),
     ("norm of the gradient", {"grad_norm": "before clipping"}, True),
     ("real tokens a second", {"tokens_per_second": "all processes"}, False),
@@ -207,10 +201,9 @@ def summary(history: list[dict[str, Any]]) -> str:
         if speeds:
             shown.append(f"{speeds[len(speeds) // 2]:,.0f} real tokens a second (median)")
         lines.append(", ".join(shown))
-    scores = {"eval_loss": "loss", "eval_bleu": "BLEU", "eval_exact_match": "exact match"}
-    for name, label in {**scores, "eval_rouge1": "ROUGE-1", "eval_accuracy": "accuracy"}.items():
-        steps, values = _series(history, name)
+    for name, label in {"loss": "loss", **SCORE_NAMES}.items():
+        steps, values = _series(history, f"eval_{name}")
         if values:
-            best = min(values) if name == "eval_loss" else max(values)
+            best = min(values) if name in ("loss", *ERRORS) else max(values)
             lines.append(f"best validation {label}: {best:.2f} at update {steps[values.index(best)]:,}")
     return "\n".join(lines) or "nothing was logged yet"
