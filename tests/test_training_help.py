@@ -101,7 +101,7 @@ def test_help_of_each_objective_has_its_fields():
     for text in (masked, causal, spans, gaps):
         assert "--text_field " in text
         assert "--generation_num_beams " not in text
-        assert "metric_for_best_model (loss, accuracy" in " ".join(text.split())
+        assert "metric_for_best_model (loss, perplexity, accuracy" in " ".join(text.split())
 
 
 def test_flags_are_not_checked_with_another_version_of_transformers(monkeypatch):

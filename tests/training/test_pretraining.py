@@ -417,12 +417,42 @@ def test_a_decoder_whose_tokenizer_is_not_of_bytes_is_measured_without_them(tiny
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(tmp_path / "words")
-    scores = run({**tiny, **OBJECTIVES["causal"], "tokenizer": tmp_path / "words"})
+    options = {**tiny, **OBJECTIVES["causal"], "tokenizer": tmp_path / "words"}
+    with pytest.raises(UserError, match=r"is not computed; choose one of loss, perplexity, accuracy$"):
+        run(options, metric_for_best_model="bits_per_byte")
+    scores = run(options)
     assert scores.keys() >= {"test_perplexity", "test_accuracy"}
     assert not any("bits_per_byte" in name for name in scores)
     assert (
         "is not one of bytes: perplexities are per token, and bits per byte are not measured" in caplog.text
     )
+
+
+# --------------------------------------------------------------------------------------------- the best model
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric"),
+    [
+        ("masked", "perplexity"),
+        ("pairs", "next_sentence_accuracy"),
+        ("causal", "eval_perplexity"),
+        ("causal", "bits_per_byte"),
+    ],
+)
+def test_the_best_checkpoint_follows_the_metric(tiny, kind, metric):
+    """The learning rate is so high that the best checkpoint of a language model is not the last."""
+    options = {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "load_best_model_at_end": True}
+    run(tiny, **OBJECTIVES[kind], **options, metric_for_best_model=metric, learning_rate=0.5)
+    state = json.loads((Path(tiny["output_dir"]) / "trainer_state.json").read_text())
+    key = f"eval_{metric.removeprefix('eval_')}"
+    scores = {entry["step"]: entry[key] for entry in state["log_history"] if key in entry}
+    assert len(scores) == 3
+    best = max(scores.values()) if metric.endswith("accuracy") else min(scores.values())
+    assert state["best_metric"] == best
+    assert scores[int(state["best_model_checkpoint"].rpartition("-")[2])] == best
+    if not metric.endswith("accuracy"):
+        assert best < scores[6]
 
 
 # -------------------------------------------------------------------------------------------------- refusals
@@ -444,7 +474,12 @@ def test_a_decoder_whose_tokenizer_is_not_of_bytes_is_measured_without_them(tiny
         ("masked", {"max_length": 4}, "max_length=4 must be at least 8"),
         ("masked", {"max_tokens_per_batch": 20}, "max_tokens_per_batch=20 is too small for a sequence"),
         ("masked", {"mask_probability": 0}, "mask_probability=0.0 must be above 0 and at most 1"),
-        ("masked", {"metric_for_best_model": "perplexity"}, "perplexity is not computed; choose one of loss"),
+        (
+            "masked",
+            {"metric_for_best_model": "bits_per_byte"},
+            "bits_per_byte is not computed; choose one of loss, perplexity, accuracy$",
+        ),
+        ("causal", {"metric_for_best_model": "f1"}, "loss, perplexity, accuracy, bits_per_byte$"),
         ("masked", {"streaming": True, "max_steps": -1}, "streaming=true needs max_steps"),
         (
             "masked",

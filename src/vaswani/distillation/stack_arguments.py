@@ -15,6 +15,7 @@ from vaswani.training.config.finetuning_arguments import (
 )
 from vaswani.training.config.options import BaseConfig, Section, field_with_default, option
 from vaswani.training.config.pretraining_arguments import (
+    CausalLMConfig,
     CausalObjective,
     MaskedObjective,
     PretrainingConfig,
@@ -180,7 +181,7 @@ class MaskedDistillationConfig(PretrainingConfig):
 
     command: ClassVar[str] = "distill"
     purpose: ClassVar[str] = PURPOSE.format("masked language model")
-    scores: ClassVar[Sequence[str]] = ("loss", "accuracy")
+    scores: ClassVar[Sequence[str]] = PretrainingConfig.scores
 
     @classmethod
     def variant(cls, given: Mapping[str, Any]) -> type[BaseConfig]:
@@ -196,6 +197,7 @@ class CausalDistillationConfig(MaskedDistillationConfig):
     distillation: CausalDistillationArguments  # type: ignore[assignment]
 
     purpose: ClassVar[str] = PURPOSE.format("causal language model")
+    scores: ClassVar[Sequence[str]] = CausalLMConfig.scores
 
 
 @dataclass

@@ -199,7 +199,7 @@ class PretrainingConfig(BaseConfig):
     card: CardArguments
 
     command: ClassVar[str] = "pretrain"
-    scores: ClassVar[Sequence[str]] = ("loss", "accuracy")
+    scores: ClassVar[Sequence[str]] = ("loss", "perplexity", "accuracy")
     without_effect: ClassVar[dict[str, str]] = {
         **FIELDS_WITHOUT_EFFECT,
         "label_smoothing_factor": "a language model is trained and evaluated by its likelihood",
@@ -226,7 +226,7 @@ class MaskedLMConfig(PretrainingConfig):
         "word; with span_denoising or gap_sentences, an encoder-decoder to write removed text. With --model "
         "FOLDER, continue training a model on other texts or longer sequences."
     )
-    scores: ClassVar[Sequence[str]] = ("loss", "accuracy", "next_sentence_accuracy")
+    scores: ClassVar[Sequence[str]] = (*PretrainingConfig.scores, "next_sentence_accuracy")
 
 
 @dataclass
@@ -241,6 +241,7 @@ class CausalLMConfig(PretrainingConfig):
         "Train a decoder to predict the next word; with --objective masked, an encoder to predict masked "
         "words. With --model FOLDER, continue training a model on other texts or longer sequences."
     )
+    scores: ClassVar[Sequence[str]] = (*PretrainingConfig.scores, "bits_per_byte")
 
 
 @dataclass
@@ -303,6 +304,7 @@ class ContinuedCausalLMConfig(PretrainingConfig):
     purpose: ClassVar[str] = (
         "Continue training a decoder to predict the next word, on other texts or longer sequences."
     )
+    scores: ClassVar[Sequence[str]] = CausalLMConfig.scores
     without_effect: ClassVar[dict[str, str]] = {
         **PretrainingConfig.without_effect,
         **fields_fixed_by_model((DecoderArguments, TextAndVocabularyArguments), GIVEN),

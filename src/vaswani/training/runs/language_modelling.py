@@ -103,7 +103,7 @@ class PretrainingRun(BaseRun):
 
     @property
     def metrics(self) -> Sequence[str]:
-        return ["accuracy"]
+        return ["perplexity", "accuracy"]
 
     @property
     @abstractmethod

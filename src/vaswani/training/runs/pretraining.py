@@ -134,6 +134,12 @@ class CausalLMRun(PretrainingRun):
     purpose = "causal"
     auto_class: ClassVar[Any] = AutoModelForCausalLM
 
+    @property
+    def metrics(self) -> Sequence[str]:
+        """The metrics, with the bits per byte if the tokenizer is one of bytes, as all trained ones are."""
+        given = self.given_tokenizer if self.pretrained is None else self.pretrained.tokenizer
+        return [*super().metrics, *(["bits_per_byte"] if given is None or is_byte_level(given) else [])]
+
     def _check_new(self) -> None:
         super()._check_new()
         self._check_packing(self.model_config(None))
