@@ -9,12 +9,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from unprivileged import file_modes_hold
 from vaswani.distillation.comparison import Comparison, ModelResult
-from vaswani.distillation.report import as_dict, as_markdown, write_report
+from vaswani.distillation.measuring import retention_of
+from vaswani.distillation.report import as_dict, as_markdown, conclusions, write_report
 from vaswani.errors import RunError, UserError
 from vaswani.evaluation.confidence import Estimate
 
@@ -158,8 +160,14 @@ def test_without_a_baseline_the_report_has_no_gain() -> None:
 def test_retention_of_a_teacher_that_scores_0_is_undefined() -> None:
     comparison = with_student(retention=None)
     assert table(comparison)[1]["retention"] == "undefined"
-    assert "the teacher's BLEU is 0, so its retention is undefined." in as_markdown(comparison)
+    assert "the teacher's BLEU is not above 0, so its retention is undefined." in as_markdown(comparison)
     assert as_dict(comparison)["retention"] is None
+
+
+def test_a_negative_correlation_of_a_teacher_is_not_called_0() -> None:
+    score = (-0.01, np.array([-0.03, 0.02]))
+    told = next(conclusions(with_student(retention=retention_of(score, score)), "Pearson's r", "works"))
+    assert "the teacher's Pearson's r is not above 0, so its retention is undefined." in told
 
 
 def test_the_record_begins_with_the_first_students_numbers() -> None:

@@ -94,8 +94,8 @@ class Measured:
     parameter_ratio: float  # relative to the teacher
     weight_bytes: int | None  # size of the weight files; None if they were not saved
     scores: dict[str, Estimate]  # the score in each metric
-    # The score as a fraction of the teacher's, with the paired interval. Resamples in which the teacher
-    # scores 0 are left out. None if the teacher scores 0 on all rows.
+    # The score as a fraction of the teacher's, with the paired interval. Resamples in which the teacher's
+    # score is not above 0 are left out. None if its score on all rows is not above 0.
     retention: Estimate | None
     retentions: dict[str, Estimate | None]  # the retention in each metric for which higher is better
     gain: Estimate | None  # students only: difference to the baseline, with the paired interval

@@ -148,7 +148,7 @@ def conclusions(comparison: BaseComparison, metric: str, verb: str) -> Iterator[
     for student in comparison.students:
         size = f"{100 * student.parameter_ratio:.1f} % of the teacher's parameters"
         if student.retention is None:
-            quality = f"the teacher's {metric} is 0, so its retention is undefined"
+            quality = f"the teacher's {metric} is not above 0, so its retention is undefined"
         else:
             quality = f"it retains {_percent(student.retention)} of the teacher's {metric}"
         yield f"- `{student.name}` has {size} and {verb} {student.speedup:.2f} times as fast; {quality}."
