@@ -88,6 +88,25 @@ def test_the_report_goes_into_the_first_student_s_folder_and_on_the_screen(
     assert all(model["gain"] for model in record["models"][1:3])
 
 
+def test_models_are_students_only_if_all_of_them_were_distilled(
+    models: SimpleNamespace, tmp_path: Path, compare
+) -> None:
+    _, output, _, record = compare(models.teacher, models.student, models.other, "--output", tmp_path)
+    assert output.startswith("## Comparison\n")
+    assert "- `student` differs from `teacher` by " in output
+    assert [model["role"] for model in record["models"]] == ["first", "model", "model"]
+    assert record["models"][0]["differences"] == {}
+    assert record["difference"] == record["models"][1]["differences"]["bleu"]["value"]
+    assert 0 < record["p_value"] <= 1
+    distilled = Path(shutil.copytree(models.student, tmp_path / "distilled"))
+    (distilled / SETTINGS_FILE).write_text("task: translation\nteacher: [large]\n")
+    roles = {}
+    for others in ((distilled,), (distilled, models.other)):
+        _, _, _, record = compare(models.teacher, *others, "--output", tmp_path)
+        roles[len(others)] = [model["role"] for model in record["models"]]
+    assert roles == {1: ["teacher", "student"], 2: ["first", "model", "model"]}
+
+
 def test_every_option_reaches_the_report(
     models: SimpleNamespace, data: Path, tmp_path: Path, compare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,7 +165,7 @@ def test_every_option_reaches_the_report(
             "{teacher} {student} --target_file {teacher}/config.json",
             "--source_field is for tables, and two text",
         ),
-        ("{teacher}", "Missing argument 'STUDENT...'"),
+        ("{teacher}", "Missing argument 'OTHER...'"),
     ],
 )
 def test_bad_input_is_one_line_before_any_decoding(

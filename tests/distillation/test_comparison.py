@@ -22,7 +22,7 @@ from vaswani.distillation.comparison import (
 )
 from vaswani.distillation.report import as_markdown
 from vaswani.errors import UserError
-from vaswani.evaluation.confidence import Estimate
+from vaswani.evaluation.confidence import Difference, Estimate
 from vaswani.evaluation.text_metrics import score_texts
 from vaswani.inference.translate.translation import Translator
 
@@ -112,6 +112,34 @@ def test_gains_are_differences_to_the_baseline_in_the_same_resamples(compared: C
     assert equal == Estimate(0.0, 0.0, 0.0)  # only because the resamples are the same
     assert compared.teacher.gain is None
     assert compared.baseline.gain is None
+
+
+def test_differences_are_from_the_first_model_in_the_same_resamples(compared: Comparison) -> None:
+    teacher, equal, damaged, baseline = compared.models
+    assert teacher.differences == {}
+    assert set(equal.differences.values()) == {Difference(0.0, 0.0, 0.0, 1.0)}
+    assert list(damaged.differences) == list(teacher.scores)
+    for metric in ("bleu", "chrf"):
+        difference = damaged.differences[metric]
+        assert difference.value == damaged.scores[metric].value - teacher.scores[metric].value
+        assert difference.low < difference.value < difference.high < 0
+        assert difference.p_value == 1 / 1001
+    assert baseline.differences == damaged.differences
+
+
+def test_models_of_other_origins_have_other_roles_and_the_same_numbers(
+    whole: Candidate, damaged: Candidate
+) -> None:
+    rows = ROWS[:10]
+    distilled = compare(whole, [damaged], rows, data="toys")
+    others = compare(whole, [damaged], rows, data="toys", is_distillation=False)
+    assert [model.role for model in distilled.models] == ["teacher", "student"]
+    assert [model.role for model in others.models] == ["first", "model"]
+    assert others.students == others.models[1:]
+    named = [replace(model, role="") for model in distilled.models]
+    assert quality(replace(distilled, models=named)) == quality(
+        replace(others, models=[replace(model, role="") for model in others.models])
+    )
 
 
 def test_without_a_baseline_there_is_no_gain(whole: Candidate, damaged: Candidate) -> None:

@@ -18,7 +18,13 @@ from vaswani.distillation.comparison import Comparison, ModelResult
 from vaswani.distillation.measuring import retention_of
 from vaswani.distillation.report import as_dict, as_markdown, conclusions, write_report
 from vaswani.errors import RunError, UserError
-from vaswani.evaluation.confidence import Estimate
+from vaswani.evaluation.confidence import Difference, Estimate
+
+DIFFERENCES = {
+    "bleu": Difference(-1.0, -2.5, 0.5, 0.0774),
+    "chrf": Difference(0.0, -0.25, 0.25, 0.5),
+    "exact_match": Difference(2.0, 1.0, 3.0, 1 / 1001),
+}
 
 
 def a_model(name: str, role: str, bleu: float, **fields: Any) -> ModelResult:
@@ -36,6 +42,7 @@ def a_model(name: str, role: str, bleu: float, **fields: Any) -> ModelResult:
         "untranslated_rows": 0,
         "cut_off_rows": 0,
         "scores": scores,
+        "differences": {} if role in ("teacher", "first") else DIFFERENCES,
         "retention": Estimate(bleu / 40, bleu / 40 - 0.01, bleu / 40 + 0.02),
         "retentions": {"bleu": Estimate(bleu / 40, bleu / 40 - 0.01, bleu / 40 + 0.02), "exact_match": None},
         "gain": None,
@@ -78,7 +85,17 @@ def with_student(**fields: Any) -> Comparison:
 
 def table(comparison: Comparison) -> list[dict[str, str]]:
     """The cells of each row, by their column."""
-    lines = [line for line in as_markdown(comparison).splitlines() if line.startswith("|")]
+    return tables(comparison)[0]
+
+
+def tables(comparison: Comparison) -> list[list[dict[str, str]]]:
+    """The tables of a report, in order."""
+    paragraphs = as_markdown(comparison).split("\n\n")
+    return [rows_of(paragraph) for paragraph in paragraphs if paragraph.startswith("|")]
+
+
+def rows_of(markdown: str) -> list[dict[str, str]]:
+    lines = markdown.splitlines()
     columns, rule, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert set(rule) <= {"---", "---:"}
     return [dict(zip(columns, row, strict=True)) for row in rows]
@@ -102,6 +119,35 @@ def test_the_table_has_a_row_for_each_model() -> None:
     assert table(with_student(weight_bytes=None))[1]["weights"] == "not saved"
 
 
+def test_a_table_has_the_differences_from_the_first_model() -> None:
+    texts = {
+        "BLEU": "-1.00 [-2.50, +0.50], p = 0.077",
+        "chrF2": "+0.00 [-0.25, +0.25], p = 0.500",
+        "exact match": "+2.00 [+1.00, +3.00], p = 0.001",
+    }
+    expected = [{"difference from `large`": name, **texts} for name in ("small", "plain")]
+    assert tables(COMPARISON)[1] == expected
+
+
+def test_models_that_are_no_students_are_compared_in_neutral_words() -> None:
+    first, other = a_model("large", "first", 40.0), replace(STUDENT, role="model", gain=None)
+    comparison = replace(COMPARISON, models=[first, other, replace(other, name="third")])
+    text = as_markdown(comparison)
+    assert text.startswith("## Comparison\n")
+    assert not any(word in text for word in ("teacher", "student", "istill", "retains"))
+    assert [list(row)[:2] for row in table(comparison)] == [["model", "parameters"]] * 3
+    retentions = ["100.0 % [99.0, 102.0]", "97.5 % [96.5, 99.5]", "97.5 % [96.5, 99.5]"]
+    assert [row["retention"] for row in table(comparison)] == retentions
+    for name in ("small", "third"):
+        assert (
+            f"- `{name}` differs from `large` by -1.00 [-2.50, +0.50] points of BLEU (p = 0.077). It has "
+            "50.0 % of the parameters of `large` and decodes 1.80 times as fast.\n"
+        ) in text
+    assert "- Retention: a model's BLEU as a share of that of `large`.\n" in text
+    record = as_dict(comparison)
+    assert (record["difference"], record["p_value"], record["retention"]) == (-1.0, 0.0774, 0.975)
+
+
 def test_the_text_says_how_everything_was_measured() -> None:
     text = as_markdown(COMPARISON)
     for part in (
@@ -110,6 +156,7 @@ def test_the_text_says_how_everything_was_measured() -> None:
         "chrF2: `nrefs:1|nc:6`.",
         "95 % confidence intervals, from 1,000 bootstrap resamples",
         "seed 3.",
+        "p: paired bootstrap test of the difference on these resamples, as `sacrebleu --paired-bs` defines",
         "Search: num_beams 4, length_penalty 0.6, max_tokens_per_batch 8192, max_length 1024.",
         "median of 5 rounds of 500 rows",
         "cpu, CPU threads: 2, torch 2.11.0, float32.",
@@ -174,7 +221,9 @@ def test_the_record_begins_with_the_first_students_numbers() -> None:
     teacher, student, baseline = COMPARISON.models
     second = replace(student, name="second", speedup=9.0)
     record = as_dict(replace(COMPARISON, models=[teacher, student, second, baseline]))
-    assert list(record)[:4] == ["retention", "parameter_ratio", "speedup", "baseline_quality"]
+    main = ["retention", "parameter_ratio", "speedup", "baseline_quality", "difference", "p_value"]
+    assert list(record)[:6] == main
+    assert (record["difference"], record["p_value"]) == (-1.0, 0.0774)
     assert record["retention"] == 0.975
     assert record["parameter_ratio"] == 0.5
     assert record["speedup"] == 1.8

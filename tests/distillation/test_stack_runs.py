@@ -106,7 +106,12 @@ def test_a_language_model_is_distilled(
     assert comparison.models[1].parameters < comparison.models[0].parameters
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert report["parameter_ratio"] < 1
-    assert "## Distillation" in (tmp_path / "run" / "README.md").read_text()
+    scores = [model["scores"]["accuracy"]["value"] for model in report["models"]]
+    assert report["difference"] == scores[1] - scores[0]
+    assert all(0 < each["p_value"] <= 1 for each in report["models"][1]["differences"].values())
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "## Distillation" in card
+    assert "| difference from `teacher` | " in card
     student = load_checkpoint(tmp_path / "run", auto_class=None)[0]
     assert student.config.num_hidden_layers == 2
     resumes_to_the_same_bits(tmp_path / "run", **options)

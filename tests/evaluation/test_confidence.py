@@ -5,9 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.significance import PairedTest
 
 from vaswani.evaluation import confidence as module
 from vaswani.evaluation.confidence import (
+    Difference,
     Estimate,
     bootstrap_scores,
     resampled_scores,
@@ -72,6 +75,38 @@ def test_an_interval_holds_95_of_100_resamples() -> None:
     deviation = 100 * (0.25 * 0.75 / 400) ** 0.5
     assert estimate.low == pytest.approx(25 - 1.96 * deviation, abs=1)
     assert estimate.high == pytest.approx(25 + 1.96 * deviation, abs=1)
+
+
+@pytest.mark.parametrize("damage", [0.0, 0.02, 0.04, 0.3])
+def test_the_p_value_is_that_of_sacrebleu(damage: float) -> None:
+    """Up to the noise of 1,000 resamples, which are other rows in sacreBLEU."""
+    references, (one, other) = some_systems(damage)
+    scores = {"bleu": BLEU(), "chrf": CHRF()}
+    _, tested = PairedTest([("one", one), ("other", other)], scores, [references], test_type="bs")()
+    resampled = [resampled_scores(texts, references) for texts in (one, other)]
+    for metric, name in (("bleu", "BLEU"), ("chrf", "chrF2")):
+        first, second = (score_of_texts(metric, texts, references) for texts in (one, other))
+        difference = Difference.between(second, resampled[1][metric], first, resampled[0][metric])
+        assert difference.value == pytest.approx(tested[name][1].score - tested[name][0].score)
+        assert difference.low <= difference.value <= difference.high
+        assert difference.p_value == pytest.approx(tested[name][1].p_value, abs=0.06)
+
+
+def some_systems(damage: float) -> tuple[list[str], tuple[list[str], list[str]]]:
+    """References, and two outputs whose words are wrong at random, the second's more often."""
+    chance = random.Random(0)
+    words = [f"word{number}" for number in range(50)]
+    rows = [chance.choices(words, k=12) for _ in range(100)]
+
+    def output(error: float) -> list[str]:
+        return [" ".join("wrong" if chance.random() < error else word for word in row) for row in rows]
+
+    return [" ".join(row) for row in rows], (output(0.2), output(0.2 + damage))
+
+
+def test_equal_scores_are_no_significant_difference() -> None:
+    scores = np.linspace(10, 20, 1000)
+    assert Difference.between(15.0, scores, 15.0, scores) == Difference(0.0, 0.0, 0.0, 1.0)
 
 
 @pytest.mark.parametrize("task", METRICS_OF_TASK)

@@ -245,6 +245,14 @@ def test_sparse_attention_and_distillation_add_tags() -> None:
     assert "(quality_speed.png)" in text_of(replace(facts, has_plot=True))
 
 
+def test_a_comparison_of_other_models_is_no_distillation() -> None:
+    compared = replace(FACTS, distillation="## Comparison\n\nas good\n")
+    assert "knowledge-distillation" not in metadata_of(compared)["tags"]
+    assert section(text_of(compared), "Comparison").startswith("as good")
+    student = replace(compared, settings={**FACTS.settings, "teacher": ["large"]})
+    assert "knowledge-distillation" in metadata_of(student)["tags"]
+
+
 def test_only_a_data_set_of_the_hub_is_linked() -> None:
     of_hub = replace(FACTS, corpus={"train": {"dataset": "ada/pairs"}})
     assert metadata_of(of_hub, dataset="ada/pairs")["datasets"] == ["ada/pairs"]

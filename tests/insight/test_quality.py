@@ -11,7 +11,7 @@ from drawn import check_no_texts_overlap, check_nothing_is_cut_off, legend
 from vaswani.distillation.comparison import Comparison, ModelResult
 from vaswani.distillation.report import write_texts
 from vaswani.errors import UserError
-from vaswani.evaluation.confidence import Estimate
+from vaswani.evaluation.confidence import Difference, Estimate
 from vaswani.insight.quality import draw_quality, draw_retention
 from vaswani.insight.saved_results import MeasuredModel, read_measured
 from vaswani.insight.themed_figure import ThemedFigure
@@ -93,7 +93,7 @@ def test_models_scored_on_different_numbers_of_rows_raise_an_error() -> None:
 
 
 def test_retentions_are_drawn_in_percent() -> None:
-    figure = draw_retention(MODELS)
+    figure = draw_retention(MODELS[:3])
     (axes,) = figure.axes
     *lines, whole = axes.lines
     drawn = [[float(number) for number in line.get_xdata()] for line in lines]
@@ -105,8 +105,16 @@ def test_retentions_are_drawn_in_percent() -> None:
     check_no_texts_overlap(figure)
 
 
+def test_retentions_of_models_that_are_no_students() -> None:
+    figure = draw_retention([replace(MODELS[0], role="first"), MODELS[3]])
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["other: BLEU"]
+    assert axes.get_xlabel() == "share of the first model's score, %, with 95 % interval"
+    assert draw_retention(MODELS).axes[0].get_xlabel().startswith("share of the teacher's score")
+
+
 def test_a_distillation_without_retention() -> None:
-    with pytest.raises(UserError, match="no student has a retention, which needs a teacher whose score"):
+    with pytest.raises(UserError, match="no model has a retention, which needs a teacher or first model"):
         draw_retention([MODELS[0], replace(MODELS[1], retentions={})])
 
 
@@ -120,6 +128,7 @@ def write_report(folder: Path) -> Path:
             name=each.name, role=each.role, parameters=each.parameters, parameter_ratio=1.0,
             weight_bytes=None, dtype="float32", max_length=9, untranslated_rows=0, cut_off_rows=0,
             scores=each.scores, retention=each.retentions["bleu"],
+            differences={name: Difference(-1.0, -2.0, 0.5, 0.25) for name in each.scores},
             retentions={**each.retentions, "chrf": None}, gain=None, seconds=[1.0],
             sentences_per_second=each.speed or 0.0, speedup=1.0,
         )
@@ -167,7 +176,7 @@ def test_a_training_is_read_from_its_folder(tmp_path: Path) -> None:
         (
             "nowhere.json",
             None,
-            r"nowhere.json cannot be read as a report of a distillation \(No such file or directory\)",
+            r"nowhere.json cannot be read as a report of a comparison \(No such file or directory\)",
         ),
         (
             "other.json",

@@ -67,10 +67,19 @@ def student(
     "revision", "engine", "quantization", "ensemble_weights", "ensemble_average"
 )
 def compare(
-    teacher: Annotated[str, typer.Argument(help="Folder or Hub name of the teacher.", callback=check_models)],
-    students: Annotated[
+    first: Annotated[
+        str,
+        typer.Argument(
+            help="Folder or Hub name of the model to compare with, such as a teacher.", callback=check_models
+        ),
+    ],
+    others: Annotated[
         list[str],
-        typer.Argument(metavar="STUDENT...", help="Folders or Hub names of students.", callback=check_models),
+        typer.Argument(
+            metavar="OTHER...",
+            help="Folders or Hub names of the other models, such as students.",
+            callback=check_models,
+        ),
     ],
     data: Annotated[
         str,
@@ -91,7 +100,7 @@ def compare(
         column(
             "source_field",
             "Source column; a dot selects a nested one",
-            "as in the first student's training, or the teacher's, or source",
+            "as in the second model's training, or the first's, or source",
         ),
     ] = None,
     target_field: Annotated[
@@ -99,33 +108,43 @@ def compare(
         column(
             "target_field",
             "Target column; a dot selects a nested one",
-            "as in the first student's training, or the teacher's, or target",
+            "as in the second model's training, or the first's, or target",
         ),
     ] = None,
     baseline: Annotated[
-        str | None, model_option("--baseline", help="The same student, trained without distillation.")
+        str | None,
+        model_option(
+            "--baseline",
+            help="The same student, trained without distillation; the other models are then a teacher and "
+            "students.",
+        ),
     ] = None,
     metric: Annotated[
         str,
         typer.Option(
-            help="Metric of retention: bleu, chrf or exact_match; for summaries rouge1, rouge2, rougeL or "
-            "rougeLsum."
+            help="Metric of the conclusions: bleu, chrf or exact_match; for summaries rouge1, rouge2, rougeL "
+            "or rougeLsum."
         ),
     ] = "bleu",
     output: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Folder for report.md, report.json and quality_speed.png. Default: the first student's.",
+            help="Folder for report.md, report.json and quality_speed.png. Default: the second model's.",
         ),
     ] = None,
     **options: Any,
 ) -> None:
-    """Compare students with their teacher: size, quality, retention and decoding speed."""
+    """Compare models with the first: size, quality, significance and decoding speed.
+
+    Each model's difference from the first in each metric has a 95 % interval
+    and the p-value of the paired bootstrap (Koehn, 2004). If the other models
+    were distilled, the report calls them students and the first their teacher.
+    """
     from vaswani.data.sources.corpus import load_corpus
     from vaswani.data.sources.corpus_spec import CorpusSpec
     from vaswani.distillation.comparison import compare as compare_models
-    from vaswani.distillation.comparison import load_candidates, sentences_to_decode
+    from vaswani.distillation.comparison import load_candidates, sentences_to_decode, were_distilled
     from vaswani.distillation.report import as_markdown, write_report
     from vaswani.evaluation.text_metrics import check_task, task_of_metric
     from vaswani.files.run_settings import read_settings
@@ -136,26 +155,27 @@ def compare(
     columns = {"source_field": source_field, "target_field": target_field}
     check_columns(files, columns)
     begin_work()
-    candidates = load_candidates([teacher, *students, *([baseline] if baseline else [])], **options)
-    if output is None and not Path(students[0]).is_dir():
+    candidates = load_candidates([first, *others, *([baseline] if baseline else [])], **options)
+    if output is None and not Path(others[0]).is_dir():
         raise UserError(
-            f"{students[0]} is not a local folder that the report can go into; give --output FOLDER"
+            f"{others[0]} is not a local folder that the report can go into; give --output FOLDER"
         )
-    folder = output or Path(students[0])
+    folder = output or Path(others[0])
     check_writable(folder, "output")
-    trained = read_settings(Path(students[0])) or read_settings(Path(teacher))
+    trained = read_settings(Path(others[0])) or read_settings(Path(first))
     named = as_in_training(columns, trained)
     split, rows = load_split(load_corpus, CorpusSpec, files, split, dataset_config=dataset_config, **named)
     with progress_bar(sentences_to_decode(len(candidates), len(rows)), " sentences") as bar:
         comparison = compare_models(
             candidates[0],
-            candidates[1 : 1 + len(students)],
+            candidates[1 : 1 + len(others)],
             rows,
             data=f"{split} of {' and '.join(map(_without_folders, files))}"
             + (f" ({dataset_config})" if dataset_config else ""),
             baseline=candidates[-1] if baseline else None,
             metric=metric,
             progress=bar.update,
+            is_distillation=bool(baseline) or were_distilled(candidates[1:]),
         )
     write_report(comparison, folder)
     warn(f"wrote the report into {folder}")

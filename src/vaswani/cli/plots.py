@@ -314,7 +314,7 @@ def plot_retention(
     output: Picture = Path("retention.png"),
     dark: Dark = False,
 ) -> None:
-    """Plot the share of its teacher's scores that a student retains."""
+    """Plot the share of its teacher's, or the first model's, scores that a model retains."""
     from vaswani.insight.figures import check_picture, save_figure
     from vaswani.insight.quality import draw_retention
     from vaswani.insight.saved_results import read_measured

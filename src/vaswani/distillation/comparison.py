@@ -1,7 +1,7 @@
-"""Compare students with their teacher: size, quality with confidence intervals, retention, decoding speed.
+"""Compare models with the first of them: size, quality with confidence intervals, decoding speed.
 
 All models are scored on the same bootstrap resamples of the rows (see `evaluation/confidence.py`), so the
-intervals of retentions and gains are paired.
+intervals of differences, retentions and gains are paired.
 
 R resamples
 """
@@ -18,6 +18,8 @@ from typing import Any
 
 from vaswani.data.evenly_spread import evenly_spread
 from vaswani.distillation.measuring import (
+    FIRST,
+    OTHER,
     ROUNDS,
     SPEED_ROWS,
     BaseComparison,
@@ -31,6 +33,7 @@ from vaswani.errors import UserError
 from vaswani.evaluation.confidence import PERCENTILES, RESAMPLES, resampled_scores
 from vaswani.evaluation.text_metrics import check_task, score_texts, task_of_metric
 from vaswani.evaluation.translator import Evaluation, evaluate
+from vaswani.files.run_settings import read_settings
 from vaswani.inference.translate.translation import Translator
 
 # Derived from other options, or reported elsewhere.
@@ -107,12 +110,13 @@ def compare(
     metric: str = "bleu",
     seed: int = 0,
     progress: Progress | None = None,
+    is_distillation: bool = True,
 ) -> Comparison:
     """Decode the rows with every model, score the outputs and time the decoding.
 
     Args:
         teacher: the model that the others are compared with.
-        students: one or more.
+        students: one or more models.
         rows: mappings with the texts `source` and `target`.
         data: name of the data, for the report.
         baseline: the same student, trained without distillation.
@@ -121,12 +125,14 @@ def compare(
         seed: seed of the resamples.
         progress: called with the number of sentences decoded since the last call; the numbers add up to
             `sentences_to_decode`.
+        is_distillation: whether the report calls the models teacher and students.
 
     Raises:
         UserError: no student, no rows, an unknown metric, or models with different search options.
     """
     candidates = [teacher, *students, *([baseline] if baseline else [])]
-    roles = ["teacher", *["student"] * len(students), *["baseline"] * (baseline is not None)]
+    first, other = ("teacher", "student") if is_distillation else (FIRST, OTHER)
+    roles = [first, *[other] * len(students), *["baseline"] * (baseline is not None)]
     translators = [candidate.translator for candidate in candidates]
     _check(students, translators, metric)
     rows, task = list(rows), task_of_metric(metric)
@@ -165,6 +171,11 @@ def compare(
         speed={"rows": len(sources), "rounds": ROUNDS},
         machine=machine_of(teacher.translator.model.device),
     )
+
+
+def were_distilled(candidates: Sequence[Candidate]) -> bool:
+    """Return whether the training of every model had a teacher, as the settings in its folder say."""
+    return all(each.folder is not None and read_settings(each.folder).get("teacher") for each in candidates)
 
 
 def sentences_to_decode(models: int, rows: int) -> int:

@@ -1,4 +1,6 @@
-"""Measurements of every comparison of students with a teacher: retention, gain, speed, size and machine.
+"""Measurements of every comparison of models: differences, retention, gain, speed, size and machine.
+
+The first model is the one that the others are compared with: a teacher, or any model.
 
 R resamples
 """
@@ -16,11 +18,14 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from vaswani.evaluation.confidence import Estimate
+from vaswani.evaluation.confidence import Difference, Estimate
 from vaswani.training.config.training_arguments import LOWER_IS_BETTER
 
 SPEED_ROWS = 500  # most rows of a timed round
 ROUNDS = 5  # timed, after one of warm-up
+
+# The roles of models in a comparison that is no distillation; in others: "teacher", "student" and "baseline".
+FIRST, OTHER = "first", "model"
 
 Score = tuple[float, np.ndarray]  # score on the rows, and on resamples of them [R], the same for all models
 
@@ -34,6 +39,10 @@ def retention_of(score: Score, teachers: Score) -> Estimate | None:
         return None
     defined = teachers[1] > 0
     return Estimate.from_resamples(score[0] / teachers[0], score[1][defined] / teachers[1][defined])
+
+
+def _differences(scores: dict[str, Score], others: dict[str, Score]) -> dict[str, Difference]:
+    return {name: Difference.between(*scores[name], *others[name]) for name in scores}
 
 
 def gain_of(score: Score, baselines: Score) -> Estimate:
@@ -72,7 +81,7 @@ class Trial:
     """A model of a comparison, with its raw scores and times."""
 
     name: str
-    role: str  # "teacher", "student" or "baseline"
+    role: str  # "teacher", "student", "baseline", `FIRST` or `OTHER`
     model: PreTrainedModel
     folder: Path | None  # folder of the weight files, to report their size; None if not saved
     scores: dict[str, Score]
@@ -89,22 +98,23 @@ class Measured:
     """The measurements of one model that every comparison reports."""
 
     name: str  # name in the report
-    role: str  # "teacher", "student" or "baseline"
+    role: str  # "teacher", "student", "baseline", `FIRST` or `OTHER`
     parameters: int  # shared parameters count once
-    parameter_ratio: float  # relative to the teacher
+    parameter_ratio: float  # relative to the first model
     weight_bytes: int | None  # size of the weight files; None if they were not saved
     scores: dict[str, Estimate]  # the score in each metric
-    # The score as a fraction of the teacher's, with the paired interval. Resamples in which the teacher's
+    differences: dict[str, Difference]  # to the first model in each metric; empty for the first model
+    # The score as a fraction of the first model's, with the paired interval. Resamples in which that model's
     # score is not above 0 are left out. None if its score on all rows is not above 0.
     retention: Estimate | None
     retentions: dict[str, Estimate | None]  # the retention in each metric for which higher is better
     gain: Estimate | None  # students only: difference to the baseline, with the paired interval
     seconds: list[float]  # duration of each timed round
-    speedup: float  # the teacher's median time divided by the model's
+    speedup: float  # the first model's median time divided by the model's
 
     @classmethod
     def from_trial(cls, trial: Trial, trials: Sequence[Trial], metric: str, **fields: Any) -> Self:
-        """Compare a model with the teacher and, if there is one, with the baseline.
+        """Compare a model with the first and, if there is one, with the baseline.
 
         Args:
             trial: the model.
@@ -112,23 +122,24 @@ class Measured:
             metric: the metric of `retention` and `gain`.
             fields: the fields that a subclass adds.
         """
-        teacher, baseline = trials[0], trials[-1] if trials[-1].role == "baseline" else None
+        first, baseline = trials[0], trials[-1] if trials[-1].role == "baseline" else None
         parameters = trial.model.num_parameters()
-        retentions = {name: retention_of(trial.scores[name], teacher.scores[name]) for name in trial.scores}
+        retentions = {name: retention_of(trial.scores[name], first.scores[name]) for name in trial.scores}
         return cls(
             name=trial.name,
             role=trial.role,
             parameters=parameters,
-            parameter_ratio=parameters / teacher.model.num_parameters(),
+            parameter_ratio=parameters / first.model.num_parameters(),
             weight_bytes=None if trial.folder is None else weight_bytes(trial.folder),
             scores={name: Estimate.from_resamples(*score) for name, score in trial.scores.items()},
+            differences={} if trial is first else _differences(trial.scores, first.scores),
             retention=retentions[metric],
             retentions={name: each for name, each in retentions.items() if name not in LOWER_IS_BETTER},
             gain=gain_of(trial.scores[metric], baseline.scores[metric])
             if baseline and trial.role == "student"
             else None,
             seconds=trial.seconds,
-            speedup=teacher.median_seconds / trial.median_seconds,
+            speedup=first.median_seconds / trial.median_seconds,
             **fields,
         )
 
@@ -140,19 +151,24 @@ class BaseComparison:
     metric: str  # metric of `retention` and `gain`
     data: str  # name of the data
     rows: int
-    models: list[Any]  # teachers, students and, if there is one, the baseline
+    models: list[Any]  # teachers, students and, if there is one, the baseline; or models of other origins
     speed: dict[str, int]  # rows of each timed round, number of rounds
     machine: dict[str, Any]  # device, CPU threads, version of torch
 
     @property
+    def is_distillation(self) -> bool:
+        """Whether students are compared with their teacher, and not models of other origins."""
+        return bool(self.models[0].role != FIRST)
+
+    @property
     def teacher(self) -> Any:
-        """The model that the others are compared with."""
+        """The model that the others are compared with, whether it is their teacher or not."""
         return self.models[0]
 
     @property
     def students(self) -> list[Any]:
-        """The students, one or more, in the given order."""
-        return [model for model in self.models if model.role == "student"]
+        """The students, one or more, or the models that are compared with the first, in the given order."""
+        return [model for model in self.models if model.role in ("student", OTHER)]
 
     @property
     def baseline(self) -> Any:

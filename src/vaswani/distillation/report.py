@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from vaswani.distillation.comparison import Comparison
-from vaswani.distillation.measuring import BaseComparison, Measured
+from vaswani.distillation.measuring import FIRST, OTHER, BaseComparison, Measured
 from vaswani.errors import RunError, UserError
-from vaswani.evaluation.confidence import Estimate
+from vaswani.evaluation.confidence import Difference, Estimate
 from vaswani.evaluation.text_metrics import METRIC_NAMES
 from vaswani.files.atomic_files import write_whole
 from vaswani.files.json_files import finite_json, without_non_finite
@@ -64,18 +64,22 @@ def _write(path: Path, contents: bytes) -> None:
 
 
 def as_dict(comparison: BaseComparison) -> dict[str, Any]:
-    """Return all measurements as plain JSON values, after the main numbers of the first student.
+    """Return all measurements as plain JSON values, after the main numbers of the second model.
 
-    The main numbers are `retention`, a fraction of the teacher's score (0.987 means 98.7 %; null if that
-    score is 0), `parameter_ratio` and `speedup`, both relative to the teacher, and `baseline_quality`, a
-    score or null.
+    The main numbers are `retention`, a fraction of the first model's score (0.987 means 98.7 %; null if that
+    score is 0), `parameter_ratio` and `speedup`, both relative to the first model, `baseline_quality`, a
+    score or null, and the `difference` to the first model's score with its `p_value`. The first model is the
+    teacher of a distillation, and the second its student.
     """
     student, baseline = comparison.students[0], comparison.baseline
+    difference = student.differences[comparison.metric]
     return {
         "retention": student.retention and student.retention.value,
         "parameter_ratio": student.parameter_ratio,
         "speedup": student.speedup,
         "baseline_quality": baseline and baseline.scores[comparison.metric].value,
+        "difference": difference.value,
+        "p_value": difference.p_value,
         **asdict(comparison),
     }
 
@@ -88,21 +92,55 @@ def _measured(comparison: Comparison) -> list[MeasuredModel]:
 
 
 def as_markdown(comparison: Comparison) -> str:
-    """Return a section of a model card: a row for each model, the conclusions, and the conditions."""
-    metrics = [METRIC_NAMES[name] for name in comparison.teacher.scores]
-    columns = ["model", "role", "parameters", "weights", *metrics, "retention", "sentences/s", "speed-up"]
+    """Return a section of a model card: tables with a row for each model, conclusions, and conditions."""
     rows = [cells(model, model.sentences_per_second, _size_of_weights(model)) for model in comparison.models]
-    table = markdown_table(columns, rows, numbers=columns[2:])
-    parts = [
-        "## Distillation",
-        "",
-        table,
-        "",
-        *conclusions(comparison, METRIC_NAMES[comparison.metric], "decodes"),
-        "",
-        *_conditions(comparison),
-    ]
+    sizes, conditions = ["parameters", "weights"], _conditions(comparison)
+    return section(comparison, METRIC_NAMES, rows, sizes, "sentences/s", "decodes", conditions)
+
+
+def section(
+    comparison: BaseComparison,
+    names: Mapping[str, str],
+    rows: Iterable[Sequence[str]],
+    sizes: Sequence[str],
+    speed: str,
+    verb: str,
+    conditions: Iterable[str],
+) -> str:
+    """Return the section of a comparison in a model card.
+
+    Args:
+        comparison: what was measured.
+        names: display names of the metrics.
+        rows: the `cells` of each model.
+        sizes: titles of the columns with sizes.
+        speed: title of the column of speeds.
+        verb: a verb for what was timed, such as "decodes".
+        conditions: lines that tell how everything was measured.
+    """
+    scores, metric = [names[name] for name in comparison.teacher.scores], names[comparison.metric]
+    numbers = [*sizes, *scores, "retention", speed, "speed-up"]
+    if comparison.is_distillation:
+        title, texts, told = "## Distillation", ["model", "role"], conclusions(comparison, metric, verb)
+    else:
+        title, texts, told = "## Comparison", ["model"], neutral_conclusions(comparison, metric, verb)
+    table = markdown_table([*texts, *numbers], rows, numbers=numbers)
+    parts = [title, "", table, "", _differences(comparison, scores), "", *told, "", *conditions]
     return "\n".join(parts) + "\n"
+
+
+def _differences(comparison: BaseComparison, scores: Sequence[str]) -> str:
+    """Return the table of the differences between the first model and each of the others."""
+    rows = [
+        (model.name, *map(_with_p_value, model.differences.values()))
+        for model in comparison.models
+        if model.differences
+    ]
+    return markdown_table([f"difference from `{comparison.teacher.name}`", *scores], rows, numbers=scores)
+
+
+def _with_p_value(difference: Difference) -> str:
+    return f"{_interval(difference, sign='+')}, p = {difference.p_value:.3f}"
 
 
 def cells(model: Measured, speed: float, *sizes: str) -> tuple[str, ...]:
@@ -115,7 +153,7 @@ def cells(model: Measured, speed: float, *sizes: str) -> tuple[str, ...]:
     """
     return (
         model.name,
-        model.role,
+        *([] if model.role in (FIRST, OTHER) else [model.role]),
         f"{model.parameters:,} ({100 * model.parameter_ratio:.1f} %)",
         *sizes,
         *map(_interval, model.scores.values()),
@@ -158,6 +196,25 @@ def conclusions(comparison: BaseComparison, metric: str, verb: str) -> Iterator[
             yield f"  {against}: {points}, {_verdict(student.gain)}."
 
 
+def neutral_conclusions(comparison: BaseComparison, metric: str, verb: str) -> Iterator[str]:
+    """Yield a line of Markdown about each model that is compared with the first, and one about retention.
+
+    Args:
+        comparison: of models of any origin.
+        metric: its display name.
+        verb: a verb for what was timed, such as "decodes".
+    """
+    first = f"`{comparison.teacher.name}`"
+    for model in comparison.students:
+        difference = model.differences[comparison.metric]
+        yield (
+            f"- `{model.name}` differs from {first} by {_interval(difference, sign='+')} points of {metric} "
+            f"(p = {difference.p_value:.3f}). It has {100 * model.parameter_ratio:.1f} % of the parameters "
+            f"of {first} and {verb} {model.speedup:.2f} times as fast."
+        )
+    yield f"- Retention: a model's {metric} as a share of that of {first}."
+
+
 def _verdict(gain: Estimate) -> str:
     if gain.low > 0:
         return "better by more than the confidence interval"
@@ -172,7 +229,7 @@ def _conditions(comparison: Comparison) -> Iterator[str]:
     yield f"- Data: {comparison.data}, {comparison.rows:,} rows."
     for name, signature in comparison.signatures.items():
         yield f"- {METRIC_NAMES[name]}: `{signature}`."
-    yield intervals_line(comparison.bootstrap["resamples"], comparison.bootstrap["seed"])
+    yield from intervals_lines(comparison.bootstrap["resamples"], comparison.bootstrap["seed"])
     search = ", ".join(f"{name} {value}" for name, value in comparison.search.items() if value is not None)
     yield f"- Search: {search}, max_length {lengths}."
     yield speed_line(comparison, dtypes)
@@ -183,11 +240,15 @@ def _conditions(comparison: Comparison) -> Iterator[str]:
             yield f"- Source cut off for `{model.name}`: {model.cut_off_rows:,} rows."
 
 
-def intervals_line(resamples: int, seed: int) -> str:
-    """Explain the intervals of a comparison."""
-    return (
+def intervals_lines(resamples: int, seed: int) -> Iterator[str]:
+    """Explain the intervals and the p-values of a comparison."""
+    yield (
         f"- In brackets: 95 % confidence intervals, from {resamples:,} bootstrap resamples of the rows "
         f"(Koehn, 2004), the same for all models; seed {seed}."
+    )
+    yield (
+        "- p: paired bootstrap test of the difference on these resamples, as `sacrebleu --paired-bs` defines "
+        "it; in effect one-sided, and not corrected for several models or metrics."
     )
 
 

@@ -21,9 +21,8 @@ from vaswani.distillation.measuring import (
     machine_of,
     seconds_in_turns,
 )
-from vaswani.distillation.report import cells, conclusions, intervals_line, speed_line
+from vaswani.distillation.report import cells, intervals_lines, section, speed_line
 from vaswani.evaluation.confidence import RESAMPLES
-from vaswani.hub.plain_card import markdown_table
 
 Evaluate = Callable[[PreTrainedModel, Dataset], dict[str, Score]]
 Predict = Callable[[PreTrainedModel, Dataset], object]
@@ -100,16 +99,13 @@ def compare_stacks(
 
 
 def stack_markdown(comparison: StackComparison) -> str:
-    """Return a section of a model card: a row for each model, the conclusions, and the conditions."""
-    scores = [comparison.names[name] for name in comparison.teacher.scores]
-    columns = ["model", "role", "parameters", *scores, "retention", "rows/s", "speed-up"]
+    """Return a section of a model card: tables with a row for each model, conclusions, and conditions."""
     rows = [cells(model, model.rows_per_second) for model in comparison.models]
-    table = markdown_table(columns, rows, numbers=columns[2:])
-    told = conclusions(comparison, comparison.names[comparison.metric], "works")
-    return "\n".join(["## Distillation", "", table, "", *told, "", *_conditions(comparison)]) + "\n"
+    conditions = _conditions(comparison)
+    return section(comparison, comparison.names, rows, ["parameters"], "rows/s", "works", conditions)
 
 
 def _conditions(comparison: StackComparison) -> Iterator[str]:
     yield f"- Data: {comparison.data}, {comparison.rows:,} rows."
-    yield intervals_line(RESAMPLES, seed=0)
+    yield from intervals_lines(RESAMPLES, seed=0)
     yield speed_line(comparison)

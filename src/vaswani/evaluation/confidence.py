@@ -48,6 +48,38 @@ class Estimate:
         return f"(95 % interval {self.low:.2f} to {self.high:.2f})"
 
 
+@dataclass(frozen=True)
+class Difference(Estimate):
+    """The difference of two models' scores, with its 95 % confidence interval."""
+
+    p_value: float  # of the paired bootstrap test
+
+    @classmethod
+    def between(cls, score: float, resampled: np.ndarray, other: float, others: np.ndarray) -> Difference:
+        """Return a score minus another, from both scores on the same resamples [R]."""
+        estimate = Estimate.from_resamples(score - other, resampled - others)
+        p_value = bootstrap_p_value(score - other, resampled - others)
+        return cls(estimate.value, estimate.low, estimate.high, p_value)
+
+
+def bootstrap_p_value(difference: float, resampled: np.ndarray) -> float:
+    """Return the p-value of a difference of scores, as `sacrebleu --paired-bs` defines it.
+
+    It is the share of resamples whose absolute difference exceeds the mean absolute difference by more than
+    the difference on all rows; both counts are one larger, so that it is never 0. Unlike in sacreBLEU, it is
+    1 for models whose scores are equal in every resample.
+
+    Args:
+        difference: of the scores on all rows.
+        resampled: differences on the same resamples of the rows for both models [R].
+    """
+    if difference == 0 and not resampled.any():
+        return 1.0
+    sizes = np.abs(resampled)
+    exceeding = np.count_nonzero(sizes - sizes.mean() > abs(difference))
+    return (exceeding + 1) / (len(sizes) + 1)
+
+
 def resampled_rows(count: int, seed: int = 0) -> Iterator[np.ndarray]:
     """Yield the rows of each resample of `count` rows: int64 [S]."""
     generator = np.random.default_rng(seed)

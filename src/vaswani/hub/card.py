@@ -167,12 +167,16 @@ def _metadata(run: RunMetadata, name: str) -> ModelCardData:
         library_name="peft" if run.adapter else "transformers",
         base_model=run.corpus.get("base_model"),
         pipeline_tag=_pipeline(run) if run.evaluation else None,
-        tags=[*model_tags(run.config), *["knowledge-distillation"] * bool(run.distillation)],
+        tags=[*model_tags(run.config), *["knowledge-distillation"] * _is_distilled(run)],
         datasets=[hub_dataset] if hub_dataset else None,
         metrics=list(dict.fromkeys(map(_hub_metric, run.evaluation.get("metrics", {})))) or None,
         model_name=name,
         eval_results=list(_eval_results(run)) or None,
     )
+
+
+def _is_distilled(run: RunMetadata) -> bool:
+    return bool(run.settings.get("teacher")) or run.distillation.startswith("## Distillation")
 
 
 def _eval_results(run: RunMetadata) -> Iterator[EvalResult]:

@@ -48,7 +48,7 @@ class RunMetadata:
         settings: settings of the training, flat, as in its configuration file.
         corpus: the sources of the rows and their numbers.
         evaluation: scores with intervals and signatures, search options, and examples.
-        distillation: the report in Markdown.
+        distillation: the report of a distillation, or of another comparison, in Markdown.
         has_plot: True if the report has a plot.
         target_tokenizer: subfolder of the target tokenizer, if it differs from the source tokenizer.
         unfinished: the progress of a training that is not finished, such as "update 200 of 1,000".

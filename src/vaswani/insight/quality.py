@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PANEL_SIZE = (5.0, 4.5)  # inches
 LEGEND_WIDTH = 2.8
-COLOURS = {"teacher": BLUE, "student": GREEN, "baseline": ORANGE, "model": PURPLE}
+COLOURS = {"teacher": BLUE, "first": BLUE, "student": GREEN, "baseline": ORANGE, "model": PURPLE}
 MARKERS = "oDs^vPX<>"
 RETENTION_WIDTH, RETENTION_HEIGHT = 8.0, 1.2  # inches
 ROW_HEIGHT = 0.4
@@ -92,10 +92,11 @@ def _label(model: MeasuredModel) -> str:
 
 
 def draw_retention(models: Sequence[MeasuredModel], *, dark: bool = False) -> ThemedFigure:
-    """Plot the share of the teacher's scores that students retain, in percent with 95 % intervals.
+    """Plot the share of a model's scores that others retain, in percent with 95 % intervals.
 
     Args:
-        models: the models of a distillation; the teacher, which retains 100 %, is not drawn.
+        models: the models of a distillation, or of another comparison. The teacher or the first model, which
+            retains 100 %, is not drawn.
         dark: whether the background is dark.
 
     Raises:
@@ -104,11 +105,11 @@ def draw_retention(models: Sequence[MeasuredModel], *, dark: bool = False) -> Th
     found = [
         (model, metric, share)
         for model in models
-        if model.role in ("student", "baseline")
+        if model.role not in ("teacher", "first")
         for metric, share in model.retentions.items()
     ]
     if not found:
-        raise UserError("no student has a retention, which needs a teacher whose score is above 0")
+        raise UserError("no model has a retention, which needs a teacher or first model with a score above 0")
     labels = [f"{model.name}: {model.names.get(metric, metric)}" for model, metric, _ in found]
     size = (RETENTION_WIDTH, RETENTION_HEIGHT + ROW_HEIGHT * len(found))
     with new_figure(size, dark=dark, texts=labels) as figure:
@@ -123,7 +124,8 @@ def draw_retention(models: Sequence[MeasuredModel], *, dark: bool = False) -> Th
         axes.axvline(100, linestyle="--", color=figure.theme.foreground, linewidth=1)
         axes.set_yticks(range(len(found)), labels)
         axes.set_ylim(len(found) - 0.5, -0.7)  # the first row on top, with space for its number
-        axes.set_xlabel("share of the teacher's score, %, with 95 % interval")
+        whole = "first model's" if any(model.role == "first" for model in models) else "teacher's"
+        axes.set_xlabel(f"share of the {whole} score, %, with 95 % interval")
         axes.margins(x=0.1)
         axes.grid(axis="x")
     return figure

@@ -22,11 +22,12 @@ class MeasuredModel:
 
     Args:
         name: name for the legend.
-        role: "teacher", "student" or "baseline" of a distillation, else "model".
+        role: "teacher", "student" or "baseline" of a distillation; "first" for the model that others were
+            compared with; else "model".
         parameters: number of parameters.
         speed: rows per second; None if unknown.
         scores: with their intervals, by metric.
-        retentions: fractions of the teacher's scores, with their intervals, by metric.
+        retentions: fractions of the teacher's or first model's scores, with their intervals, by metric.
         names: display names by metric.
         rows: number of rows scored; None if unknown.
     """
@@ -62,7 +63,7 @@ def read_measured(path: Path) -> list[MeasuredModel]:
             error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {one_line(error)}"
         )
         raise UserError(
-            f"{path} cannot be read as a report of a distillation ({reason}); give a {REPORT_DATA} that "
+            f"{path} cannot be read as a report of a comparison ({reason}); give a {REPORT_DATA} that "
             "vaswani distill or compare has written, or the folder of a training"
         ) from error
 
