@@ -172,6 +172,17 @@ def test_the_table_shows_the_same_numbers(call, estimate):
     assert max(map(len, out.splitlines())) <= 100
 
 
+def test_an_encoder_has_no_cache(call, estimate):
+    status, output, _ = call("--config", "mlm", "--device", "h100")
+    assert status == 0
+    assert "cache" not in output
+    cache = {"cache_bytes_per_token", "cache_flops_per_token", "tokens_in_memory"}
+    encoder, decoder = (
+        set(estimate("--config", name, "--device", "h100")["relations"]) for name in ("mlm", "causal_lm")
+    )
+    assert decoder - encoder == cache
+
+
 def test_a_model_that_does_not_fit_is_reported(call):
     _, out, _ = call("--config", "systems/gpt3_175b", "--device", "h100")
     assert "does not fit into the 80 GB of the device" in out

@@ -115,7 +115,9 @@ def estimate(model: VaswaniPreTrainedModel, work: Work, device: Device) -> dict[
         },
         "phases": {name: _shown(phase, device, work) for name, phase in _named(phases).items()},
         "memory": memory(model, phases),
-        "relations": relations.for_batch(rows, sum(parts.values())),
+        "relations": relations.for_batch(
+            rows, sum(parts.values()), has_cache="decoder" in model.config.stacks
+        ),
     }
 
 

@@ -86,15 +86,18 @@ class Relations:
         sent = tokens * 2 * self.sums * self.n_layers * self.d_model * self.number
         return sent / self.device.link_bandwidth
 
-    def for_batch(self, rows: int, parameters: int) -> dict[str, float | None]:
-        """Return all relations for a step of B rows."""
+    def for_batch(self, rows: int, parameters: int, *, has_cache: bool = True) -> dict[str, float | None]:
+        """Return all relations for a step of B rows; without those of a cache if there is none."""
+        cache: dict[str, float | None] = {
+            "cache_bytes_per_token": self.cache_bytes_per_token(),
+            "cache_flops_per_token": self.cache_flops_per_token(),
+            "tokens_in_memory": self.tokens_in_memory(parameters),
+        }
         return {
             "P": self.P,
             "flops_per_token": self.flops_per_token(),
-            "cache_bytes_per_token": self.cache_bytes_per_token(),
-            "cache_flops_per_token": self.cache_flops_per_token(),
+            **(cache if has_cache else {}),
             "tokens_at_balance": self.tokens_at_balance(),
-            "tokens_in_memory": self.tokens_in_memory(parameters),
             "flops_per_byte_sent": self.flops_per_byte_sent(),
             "memory_seconds": self.memory_seconds(),
             "arithmetic_seconds": self.arithmetic_seconds(rows),

@@ -47,6 +47,7 @@ def table(found: dict[str, Any]) -> str:
         *_rows(
             (label, _number(found["relations"][name], scale), unit)
             for name, (label, scale, unit) in RELATIONS.items()
+            if name in found["relations"]  # an encoder has none of a cache
         ),
     ]
     return "\n".join(line.rstrip() for line in lines)
