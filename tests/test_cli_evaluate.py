@@ -419,7 +419,8 @@ def test_translations_cannot_be_written_as_json(tmp_path: Path, capfd) -> None:
     command = ["--model", tmp_path / "model", "--data", table, "--output", tmp_path / "out.jsonl"]
     status, _, errors = evaluate(capfd, *command)
     assert status == 2
-    assert "out.jsonl would hold lines of text, not JSON; end it in .txt, or translate with" in errors
+    remedy = "run vaswani translate --scores --output FILE.jsonl for lines of JSON"
+    assert f"out.jsonl would hold lines of text, not JSON; end it in .txt, or {remedy}" in errors
 
 
 def test_the_columns_and_the_task_are_those_of_the_training(tmp_path: Path, capfd) -> None:

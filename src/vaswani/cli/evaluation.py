@@ -159,7 +159,7 @@ def evaluate(
             f"only encoder-decoders predict together, and the first model is {NAMES[kind]}; give one model"
         )
     if kind == "seq2seq" and output_name is not None:
-        check_not_json(output_name, "translate with --scores for lines of JSON")
+        check_not_json(output_name, "run vaswani translate --scores --output FILE.jsonl for lines of JSON")
     record = _score(EvaluationRequest(model, folder, kind, files, split, options))
     if as_json:
         print_line(finite_json({"model": model if len(model) > 1 else model[0], "data": files, **record}))
