@@ -578,3 +578,84 @@ def test_options_without_effect_are_refused(
     status, _, errors = evaluate(capfd, "--model", tmp_path / "model", "--data", "x", *flags)
     assert status == 2
     assert f"vaswani: {message}" in errors
+
+
+# Saving the scores for the card.
+
+
+def save_scores(capfd, model: Path, data: Path, output: Path, *arguments: object) -> dict[str, Any]:
+    """Evaluate a copy of a model without its scores; return what is written, and check the card."""
+    folder = shutil.copytree(model, output)
+    (folder / "evaluation.json").unlink(missing_ok=True)
+    status, _, errors = evaluate(capfd, "--model", folder, "--data", data, *arguments, "--save_scores")
+    assert status == 0, errors
+    assert f"wrote the scores into {folder / 'evaluation.json'}" in errors
+    saved = json.loads((folder / "evaluation.json").read_text())
+    status, card, _ = outcome(capfd, "card", "--model", folder)
+    assert status == 0
+    assert f"On the {saved['rows']:,} rows of the test split of {data.name}" in card
+    for metric in saved["metrics"].values():
+        assert f"| {metric['name']} | {metric['value']:.2f} |" in card
+    return saved
+
+
+def check_scores(saved: dict[str, Any], model: Path) -> None:
+    """The saved scores are those that the training wrote."""
+    expected = json.loads((model / "evaluation.json").read_text())
+    assert saved.keys() >= {"split", "rows", "metrics", "intervals", "versions"}
+    assert (saved["rows"], saved["intervals"]) == (expected["rows"], expected["intervals"])
+    assert saved["metrics"].keys() == expected["metrics"].keys()
+    for name, score in expected["metrics"].items():
+        assert saved["metrics"][name]["name"] == score["name"]
+        for bound in ("value", "low", "high"):
+            assert saved["metrics"][name][bound] == pytest.approx(score[bound], rel=1e-4, abs=1e-4)
+
+
+def test_scores_of_labels_are_saved(finetuned: Path, tmp_path: Path, capfd) -> None:
+    model, data = finetuned / "classification", finetuned / "classification rows"
+    check_scores(save_scores(capfd, model, data, tmp_path / "model"), model)
+
+
+def test_scores_of_questions_are_saved(answering: Path, tmp_path: Path, capfd) -> None:
+    model, data = answering / "run", answering / "rows"
+    check_scores(save_scores(capfd, model, data, tmp_path / "model"), model)
+
+
+def test_scores_of_a_language_model_are_saved(pretrained: Path, tmp_path: Path, capfd) -> None:
+    model, data = pretrained / "causal", pretrained / "test.jsonl"
+    check_scores(save_scores(capfd, model, data, tmp_path / "model", "--device", "cpu"), model)
+
+
+def test_scores_of_translations_are_saved(tmp_path: Path, capfd) -> None:
+    rows = [{"source": source, "target": target} for source, target in toy_pairs(6, seed=0)]
+    table = write_jsonl(tmp_path / "rows.jsonl", rows)
+    save_toy_checkpoint(tmp_path / "toy")
+    (tmp_path / "toy" / "averaged.json").write_text('{"checkpoints": ["checkpoint-6", "checkpoint-8"]}')
+    search = ["--num_beams", "2", "--max_length", "9"]
+    saved = save_scores(capfd, tmp_path / "toy", table, tmp_path / "model", *search)
+    found = record_of(capfd, "--model", tmp_path / "toy", "--data", table, *search)
+    assert saved["metrics"].keys() == {"bleu", "chrf", "exact_match", "bleu_lowercased"}
+    for name, score in saved["metrics"].items():
+        assert score["value"] == found[name]
+        assert [score["low"], score["high"]] == found["intervals"][name]
+    assert saved["metrics"]["bleu"]["signature"].startswith("nrefs:1|")
+    assert (saved["search"]["num_beams"], saved["search"]["max_length"]) == (2, 9)
+    assert not (tmp_path / "toy" / "evaluation.json").exists()  # only if it is asked for
+
+
+def test_scores_that_are_not_a_model_s_on_a_split_are_not_saved(
+    tmp_path: Path, capfd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        save_toy_checkpoint(tmp_path / name)
+    for arguments, message in (
+        (
+            ["--model", "one", "--model", "two"],
+            "writes into the folder of one model; give one --model FOLDER",
+        ),
+        (["--model", "someone/model"], "writes into the folder of one model; give one --model FOLDER"),
+        (["--model", "one", "--max_rows", "3"], "is for scores of a whole split; leave out --max_rows"),
+    ):
+        status, _, errors = evaluate(capfd, *arguments, "--data", "dates", "--save_scores")
+        assert (status, errors) == (2, f"vaswani: --save_scores {message}\n")

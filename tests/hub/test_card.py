@@ -181,6 +181,26 @@ def test_each_section_holds_the_known_facts() -> None:
     assert card.rstrip().endswith(MARK)
 
 
+def test_a_mean_that_was_not_evaluated_says_so() -> None:
+    mean = RunMetadata(FACTS.config, 5, averaged=("checkpoint-6", "checkpoint-8"))
+    text = section(text_of(mean), "Results")
+    assert text.startswith(
+        "No scores are known: the mean of the checkpoints has not been evaluated (`vaswani "
+    )
+    assert "--save_scores`)" in text
+    assert "not finished" in section(text_of(replace(mean, unfinished="update 2 of 9")), "Results")
+
+
+def test_scores_of_other_data_have_its_name() -> None:
+    other = replace(FACTS, evaluation={**FACTS.evaluation, "data": "news.jsonl", "dataset_config": None})
+    card = text_of(other)
+    assert " split of news.jsonl" in section(card, "Results")
+    assert "from the same source as the training data" not in section(card, "Limits")
+    assert "from the same source as the training data" in section(text_of(FACTS), "Limits")
+    (entry,) = metadata_of(other)["model-index"]
+    assert {result["dataset"]["name"] for result in entry["results"]} == {"news.jsonl"}
+
+
 def test_missing_facts_are_reported_as_unknown() -> None:
     card = text_of(RunMetadata(FACTS.config, 5))
     assert set(yaml.safe_load(card.split("---\n")[1])) == {"library_name", "tags", "model_name"}

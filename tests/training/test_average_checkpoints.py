@@ -80,7 +80,7 @@ def test_the_output_has_the_files_of_the_run(finished, tmp_path):
         assert (tmp_path / "out" / name).read_bytes() == (finished / name).read_bytes(), name
     card = (tmp_path / "out" / "README.md").read_text()
     assert "Its weights are the mean of 2 checkpoints (`checkpoint-6`, `checkpoint-8`)." in card
-    assert "No scores are known" in card
+    assert "No scores are known: the mean of the checkpoints has not been evaluated" in card
     assert len(Translator.from_pretrained(tmp_path / "out", max_length=4)(["1 May 2024"])) == 1
 
 

@@ -146,6 +146,8 @@ def evaluate(
     from vaswani.hub.checkpoint import local_folder
 
     output_name, as_json = options["output_name"], options.pop("as_json")
+    if options["save_scores"]:
+        _check_saving(model, options)
     check_task(options["task"] or "translation")
     check_standard_output()
     begin_work()
@@ -170,13 +172,55 @@ def _score(request: EvaluationRequest) -> dict[str, Any]:
     from vaswani.files.line_files import LineWriter
 
     if request.kind not in EVALUATIONS:
-        return _evaluate_texts(request)
+        record = _evaluate_texts(request)
+        _save(request, record)
+        return record
     with LineWriter(request.options["output_name"] or os.devnull) as writer:
         result, lines, record = EVALUATIONS[request.kind](request)
         for line in lines:
             writer.write(line)
     print_line(str(result))
-    return record | result.to_dict()
+    fields = result.to_dict()
+    _save(request, _content(request, record, result.metrics(), fields["rows"]))
+    return record | fields
+
+
+def _check_saving(models: list[str], options: dict[str, Any]) -> None:
+    """Raise `UserError` if the scores cannot be saved as those of the model on the whole split."""
+    from vaswani.training.trainer.checkpoints import check_writable
+
+    if len(models) > 1 or not Path(models[0]).is_dir():
+        raise UserError("--save_scores writes into the folder of one model; give one --model FOLDER")
+    if options["max_rows"] is not None:
+        raise UserError("--save_scores is for scores of a whole split; leave out --max_rows")
+    check_writable(Path(models[0]), "model")
+
+
+def _content(
+    request: EvaluationRequest, record: dict[str, Any], metrics: dict[str, Any], rows: int
+) -> dict[str, Any]:
+    """Return what `evaluation.json` holds, from the record of an evaluation and its scores."""
+    from vaswani.evaluation import final
+    from vaswani.evaluation.text_metrics import SCORING_PACKAGE
+
+    unit = "questions" if request.kind == "questions" else "rows"
+    package = SCORING_PACKAGE.get(record["task"])
+    search = {name: value for name, value in record.items() if name not in ("split", "task")}
+    if search.get("engine") == "torch":
+        del search["engine"]
+    return final.record(record["split"], range(rows), metrics, unit, package, search=search)
+
+
+def _save(request: EvaluationRequest, content: dict[str, Any]) -> None:
+    """Write `evaluation.json` with the name of the data, if this was asked for."""
+    from vaswani.files.atomic_files import write_json
+    from vaswani.files.run_files import EVALUATION_FILE
+
+    if request.options["save_scores"]:
+        names = [Path(file).name if Path(file).exists() else file for file in request.files]
+        of_data = {"data": " and ".join(names), "dataset_config": request.options["dataset_config"]}
+        write_json(request.folder / EVALUATION_FILE, {**content, **of_data})
+        warn(f"wrote the scores into {request.folder / EVALUATION_FILE}, for vaswani card and vaswani push")
 
 
 # The scores of an evaluation, the lines of the output, and further entries of the record.

@@ -164,6 +164,14 @@ def declare(
         str | None,
         typer.Option("--output", metavar="FILE", help="Write the outputs, one line for each scored row."),
     ] = None,
+    save_scores: Annotated[
+        bool,
+        typer.Option(
+            "--save_scores",
+            help="Write the scores into the model's folder (evaluation.json), from which vaswani card and "
+            "vaswani push make the card.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Declare the options of `vaswani evaluate` that are not those of a translator."""

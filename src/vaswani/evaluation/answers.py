@@ -14,7 +14,7 @@ from vaswani.data.evenly_spread import evenly_spread
 from vaswani.errors import UserError
 from vaswani.evaluation.answer_metrics import AnswerMetric, best_threshold
 from vaswani.evaluation.confidence import Estimate
-from vaswani.evaluation.final import NUM_EXAMPLES
+from vaswani.evaluation.final import NUM_EXAMPLES, metric_entries
 from vaswani.evaluation.summary import score_fields, score_lines, speed_line
 from vaswani.inference.answer.answering import QuestionAnswerer
 from vaswani.inference.answer.spans import Answer
@@ -40,6 +40,10 @@ class AnswerEvaluation:
         if self.cut_off:
             rows.append(f"question cut off: {self.cut_off:,}")
         return "\n".join(rows)
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the scores with their intervals as in `evaluation.json`."""
+        return metric_entries(AnswerMetric.names, self.estimates)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the answers as plain JSON values."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def evaluate_finished(
 
 def record(
     split: str,
-    rows: Dataset,
+    rows: Sized,
     metrics: dict[str, Any],
     unit: str = "rows",
     extra_package: str | None = None,

@@ -9,6 +9,7 @@ from typing import Any
 
 from vaswani.errors import UserError
 from vaswani.evaluation.confidence import Estimate
+from vaswani.evaluation.final import metric_entries
 from vaswani.evaluation.label_metrics import METRICS_OF_TASK
 from vaswani.evaluation.summary import label_lines, score_fields, score_lines, speed_line
 from vaswani.inference.classify.classification import Classifier, Prediction
@@ -46,6 +47,10 @@ class LabelEvaluation:
         if self.cut_off:
             rows.append(f"cut off: {self.cut_off:,}")
         return "\n".join(rows)
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the scores with their intervals as in `evaluation.json`."""
+        return metric_entries(self.names, self.scores)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the predictions as plain JSON values."""

@@ -11,7 +11,9 @@ import numpy as np
 
 from vaswani.errors import UserError
 from vaswani.evaluation.confidence import Estimate
+from vaswani.evaluation.final import metric_entries
 from vaswani.evaluation.summary import score_fields, speed_line
+from vaswani.evaluation.text_metrics import METRIC_NAMES
 from vaswani.inference.translate.results import Translation
 from vaswani.inference.translate.translation import Translator
 
@@ -69,6 +71,10 @@ class Evaluation:
 
     def _interval(self, name: str) -> str:
         return f"{self.estimates[name].interval}  " if name in self.estimates else ""
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the scores with their intervals as in `evaluation.json`."""
+        return metric_entries(METRIC_NAMES, self.estimates, self.signatures)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the translations as plain JSON values."""

@@ -100,7 +100,7 @@ def model_card(run: RunMetadata, repo_id: str) -> ModelCard:
     name = repo_id.rpartition("/")[2]
     sections = {
         "Use": _usage(run, repo_id),
-        "Results": _results(run),
+        "Results": _results(run, repo_id),
         "Data": _data(run),
         "Training": _training(run),
         "Architecture": architecture_table(run.config, run.num_parameters)
@@ -185,15 +185,20 @@ def _eval_results(run: RunMetadata) -> Iterator[EvalResult]:
         yield EvalResult(
             task_type=task,
             task_name=task.replace("-", " ").capitalize(),
-            dataset_type=_hub_dataset(run) or name_of_data(run, evaluation["split"]),
-            dataset_name=name_of_data(run, evaluation["split"]),
-            dataset_config=run.settings.get("dataset_config"),
+            dataset_type=evaluation.get("data") or _hub_dataset(run) or _evaluated_data(run),
+            dataset_name=_evaluated_data(run),
+            dataset_config=evaluation.get("dataset_config", run.settings.get("dataset_config")),
             dataset_split=evaluation["split"],
             metric_type=_hub_metric(metric),
             metric_name=score["name"],
             metric_value=round(score["value"], 2),
             metric_args={"signature": score["signature"]} if score.get("signature") else None,
         )
+
+
+def _evaluated_data(run: RunMetadata) -> str:
+    """Return the name of the data of `vaswani evaluate --save_scores`, else that of the training's split."""
+    return run.evaluation.get("data") or name_of_data(run, run.evaluation["split"])
 
 
 def _hub_metric(name: str) -> str:
@@ -304,15 +309,18 @@ def _adapted(run: RunMetadata) -> str | None:
     return Path(name).name if name and Path(name).is_absolute() else name
 
 
-def _results(run: RunMetadata) -> str:
+def _results(run: RunMetadata, repo_id: str) -> str:
     evaluation = run.evaluation
+    if not evaluation and run.averaged and not run.unfinished:
+        command = f"vaswani evaluate --model {repo_id} --data DATA --save_scores"
+        return f"No scores are known: the mean of the checkpoints has not been evaluated (`{command}`)."
     if not evaluation:
         return "No scores are known: the run had no evaluation data, or is not finished."
     search = ", ".join(f"{name} {value}" for name, value in evaluation.get("search", {}).items())
     rows = map(_score_cells, evaluation["metrics"].values())
     parts = [
         f"On the {evaluation['rows']:,} rows of the {evaluation['split']} split of "
-        + name_of_data(run, evaluation["split"])
+        + _evaluated_data(run)
         + (f", decoded with {search}:" if search else ":"),
         markdown_table(["Metric", "Score", "95 % interval", "Signature"], rows, numbers=["Score"]),
         f"Intervals: {evaluation['intervals']}.",
@@ -419,7 +427,8 @@ def _limits(run: RunMetadata) -> Iterator[str]:
     if isinstance(config, VaswaniFamilyConfig) and config.position_embedding == "learned":
         yield f"It has positions for {config.max_position_embeddings:,} tokens and rejects longer texts."
     if run.evaluation and _is_trained_on_pairs(run):
-        yield "Scores compare with one reference per row, from the same source as the training data."
+        same_source = "" if "data" in run.evaluation else ", from the same source as the training data"
+        yield f"Scores compare with one reference per row{same_source}."
     yield "It has not been examined for bias, or for harmful or private text that it may repeat."
     if not settings.get("license"):
         yield "No licence is stated; ask the publisher before you use it."
