@@ -6,6 +6,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from transformers import PreTrainedConfig
+from transformers.trainer_utils import IntervalStrategy
 
 from vaswani import VaswaniConfig, VaswaniDecoderConfig, VaswaniEncoderConfig
 from vaswani.data.sources.corpus_spec import CorpusSpec
@@ -100,6 +101,14 @@ def test_a_given_learning_rate_is_the_peak():
             r"which is loss; or give --early_stopping_patience none --save_strategy steps "
             r"--load_best_model_at_end false$",
         ),
+        (
+            {"load_best_model_at_end": True, "save_strategy": "no", "eval_strategy": IntervalStrategy.EPOCH},
+            "the same save_strategy and eval_strategy, which are no and epoch; give --save_strategy epoch",
+        ),
+        (
+            {"early_stopping_patience": 3, "eval_strategy": "epoch"},
+            "and a metric_for_best_model, which is None; or give --early_stopping_patience none$",
+        ),
         ({"early_stopping_patience": 0}, "early_stopping_patience=0 must be at least 1"),
         ({"report_to": ["tensorbord"]}, "report_to=tensorbord is unknown; choose among none, .*tensorboard"),
         ({"max_tokens_per_batch": 0}, "max_tokens_per_batch=0 must be at least 1"),
@@ -110,6 +119,17 @@ def test_a_given_learning_rate_is_the_peak():
 def test_invalid_arguments_raise_an_error(options, message):
     with pytest.raises(UserError, match=message):
         TrainingArguments(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "best"},
+        {"early_stopping_patience": 3, "eval_strategy": "epoch", "lr_scheduler_type": "reduce_lr_on_plateau"},
+    ],
+)
+def test_models_are_ranked_by_their_loss_by_default(options):
+    assert TrainingArguments(**options).metric_for_best_model == "loss"
 
 
 def test_the_library_reads_the_same_options_as_json():

@@ -221,7 +221,8 @@ def test_boolean_flags_stand_alone_take_a_value_or_are_negated():
         ("a: " + "[" * 3000, "run.yaml cannot be read: it is nested too deeply"),
         (
             "load_best_model_at_end: true",
-            "load_best_model_at_end requires the save and eval strategy to match",
+            "load_best_model_at_end needs an eval_strategy, which is no .give steps or epoch.*"
+            "or give --load_best_model_at_end false$",
         ),
     ],
 )
@@ -251,6 +252,28 @@ def test_mistakes_in_a_file_are_named(write, text, message):
 def test_mistakes_in_flags_are_named(flags, message):
     with pytest.raises(UserError, match=message):
         load_config(None, flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--eval_strategy", "no", "--save_steps", "10"],
+            "load_best_model_at_end needs an eval_strategy, which is no (give steps or epoch), and a "
+            "metric_for_best_model, which is bleu; or give --load_best_model_at_end false",
+        ),
+        (
+            ["--eval_strategy", "steps"],
+            "load_best_model_at_end needs the same save_strategy and eval_strategy, which are epoch and "
+            "steps; give --save_strategy steps, or --load_best_model_at_end false",
+        ),
+        (["--save_steps", "10"], "save_steps=10.0 has no effect with save_strategy=epoch; leave it out"),
+    ],
+)
+def test_flags_that_do_not_fit_a_shipped_configuration_are_named(flags, message):
+    with pytest.raises(UserError) as raised:
+        load_config("finetune_translation", ["--dataset", "texts", *flags])
+    assert str(raised.value) == message
 
 
 def test_a_missing_file_is_named():

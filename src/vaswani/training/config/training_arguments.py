@@ -32,6 +32,7 @@ logger = logging.get_logger(__name__)
 
 JSON_FILES = ("accelerator_config", "deepspeed", "fsdp_config")  # fields that may name a JSON file
 LOWER_IS_BETTER = ("mse", "perplexity", "bits_per_byte")  # metrics; the library knows only losses
+RANKING_SCHEDULES = ("reduce_lr_on_plateau", "greedy")  # they rank models, by default by their loss
 REPORTING_PACKAGES = ("tensorboard", "trackio")
 
 
@@ -116,6 +117,7 @@ class BaseTrainingArguments(transformers.TrainingArguments):
     def __post_init__(self) -> None:
         check_values(self)
         self._check_dictionaries()
+        self._check_ranking()
         metric = (self.metric_for_best_model or "").removeprefix("eval_")
         if self.greater_is_better is None and metric in LOWER_IS_BETTER:
             self.greater_is_better = False
@@ -127,7 +129,6 @@ class BaseTrainingArguments(transformers.TrainingArguments):
         super().__post_init__()
         del store  # the process group holds it now
         self._check_reporting()
-        self._check_ranking()
         self._check_averaging()
         if self.lr_scheduler_type == SchedulerType.INVERSE_SQRT and self.lr_scheduler_kwargs:
             raise UserError(
@@ -167,7 +168,10 @@ class BaseTrainingArguments(transformers.TrainingArguments):
                 raise UserError(f"report_to={name} needs a package: pip install 'vaswani[{name}]'")
 
     def _check_ranking(self) -> None:
-        """Raise `UserError` for an option that ranks models without an evaluation or a metric."""
+        """Raise `UserError` for an option that ranks models without an evaluation or a metric.
+
+        The library has checks of its own, which name options that the user has not given, and no remedy.
+        """
         turned_off_by = {}
         if self.early_stopping_patience is not None:
             turned_off_by["early_stopping_patience"] = "--early_stopping_patience none"
@@ -175,12 +179,20 @@ class BaseTrainingArguments(transformers.TrainingArguments):
             turned_off_by["save_strategy=best"] = "--save_strategy steps"
         if self.load_best_model_at_end:
             turned_off_by["load_best_model_at_end"] = "--load_best_model_at_end false"
-        metric = self.metric_for_best_model
-        if turned_off_by and (self.eval_strategy == "no" or metric is None):
+        evaluates, saves = _name(self.eval_strategy), _name(self.save_strategy)
+        uses_loss = self.load_best_model_at_end or _name(self.lr_scheduler_type) in RANKING_SCHEDULES
+        metric = self.metric_for_best_model or ("loss" if uses_loss else None)
+        if turned_off_by and (evaluates == "no" or metric is None):
             raise UserError(
-                f"{next(iter(turned_off_by))} needs an eval_strategy, which is {_name(self.eval_strategy)} "
+                f"{next(iter(turned_off_by))} needs an eval_strategy, which is {evaluates} "
                 f"(give steps or epoch), and a metric_for_best_model, which is {metric}; or give "
                 f"{' '.join(turned_off_by.values())}"
+            )
+        if self.load_best_model_at_end and saves not in (evaluates, "best"):
+            raise UserError(
+                "load_best_model_at_end needs the same save_strategy and eval_strategy, which are "
+                f"{saves} and {evaluates}; give --save_strategy {evaluates}, or "
+                "--load_best_model_at_end false"
             )
 
     def _check_averaging(self) -> None:
