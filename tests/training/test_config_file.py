@@ -245,7 +245,11 @@ def test_mistakes_in_a_file_are_named(write, text, message):
         (["--seed", "1", "--seed=2"], "--seed is given more than once; give it once"),
         (["--ffn_bias", "--no_ffn_bias"], "--no_ffn_bias is given more than once; give it once"),
         (["--no_dropout"], "unknown flag '--no_dropout'; did you mean '--dropout'?"),
-        (["--learn", "1e-3"], "unknown flag '--learn'"),
+        (["--learn", "1e-3"], "unknown flag '--learn'; did you mean '--learning_rate'?"),
+        (["--num_beams", "1"], "unknown flag '--num_beams'; did you mean '--generation_num_beams'?"),
+        (["--heads", "2"], "unknown flag '--heads'; did you mean '--encoder_attention_heads'?"),
+        (["--x", "1"], "unknown flag '--x'; see vaswani train --help"),
+        (["--", "1"], "unknown flag '--'; see vaswani train --help"),
         (["corpus.jsonl"], "unexpected argument 'corpus.jsonl'"),
     ],
 )

@@ -43,8 +43,8 @@ def check_choice(name: str, value: object, choices: Collection[str]) -> None:
     """Raise `UserError` unless a field that selects the configuration class has one of these values."""
     if value in tuple(choices):
         return
-    nearest = difflib.get_close_matches(str(value), choices, n=1)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    nearest = _nearest(str(value), choices)
+    hint = f"; did you mean {nearest!r}?" if nearest else ""
     raise UserError(f"{name}={value} is unknown; choose one of {', '.join(choices)}{hint}")
 
 
@@ -69,6 +69,14 @@ def check_name(
     if name in without_effect:
         raise UserError(f"{name} has no effect here: {without_effect[name]}")
     if name not in fields:
-        nearest = difflib.get_close_matches(name, fields, n=1)
-        hint = f"did you mean '{prefix}{nearest[0]}'?" if nearest else f"see vaswani {command} --help"
+        nearest = _nearest(name, fields)
+        hint = f"did you mean '{prefix}{nearest}'?" if nearest else f"see vaswani {command} --help"
         raise UserError(f"{problem}; {hint}")
+
+
+def _nearest(name: str, known: Collection[str]) -> str | None:
+    """Return the known name that contains this one from the start of a word, or else the most similar one."""
+    longer = [each for each in known if len(name) > 1 and f"_{name}" in f"_{each}"]
+    similar = difflib.get_close_matches
+    found = similar(name, longer, n=1, cutoff=0) or similar(name, known, n=1)
+    return found[0] if found else None
