@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import pytest
 from refusals import refusal
 from run_records import assert_same_weights, logged
 
+from damage import cut
 from rank_processes import train_in_processes
 from tiny_runs import TINY_MODEL, as_flags, write_dates
 from toy_labels import POSITIONS, TASKS, save_toy_decoder, save_toy_encoder, write_toy_rows
@@ -190,3 +192,25 @@ def test_a_translator_is_not_finetuned(kind, tmp_path, capsys):
     assert re.search(
         "a model of type 'vaswani', which .* does not load; expected an? (encoder|decoder)", told
     )
+
+
+def assert_damaged_weights_are_refused(
+    command: str, options: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """With a corpus that does not exist, which would be named if it were read first."""
+    model = Path(shutil.copytree(options["model"], tmp_path / "damaged"))
+    cut(model / "model.safetensors")
+    options = options | {"model": model, "dataset": tmp_path / "unread", "output_dir": tmp_path / "run"}
+    told = refusal(command, options, capsys)
+    assert f"{model / 'model.safetensors'} is damaged" in told
+
+
+@pytest.mark.parametrize("kind", cases(FINETUNING), indirect=True)
+def test_damaged_weights_are_refused_before_the_corpus_is_read(kind, tmp_path, capsys):
+    assert_damaged_weights_are_refused(kind.command, kind.options, tmp_path, capsys)
+
+
+def test_damaged_weights_of_a_translator_are_refused_before_the_corpus_is_read(tmp_path, capsys):
+    options = {**COMMON, "model": save_toy_checkpoint(tmp_path / "translator"), "learning_rate": 1e-3}
+    options |= {"max_source_length": 20, "max_target_length": 20}
+    assert_damaged_weights_are_refused("train", options, tmp_path, capsys)

@@ -92,7 +92,7 @@ def load_checkpoint(
     if auto_class is not None:
         check_serves(auto_class, config, directory)
     adapts = holds_adapter(directory)
-    weights = _adapted_folder(directory) if adapts else directory
+    weights = weights_folder(directory)
     check_weights(weights, config)
     source_tokenizer, target_tokenizer = load_tokenizers(directory)
     read_generation_config(directory, meta_model(config, auto_class))
@@ -131,14 +131,16 @@ def check_serves(auto_class: Any, config: PreTrainedConfig, directory: Path) -> 
     )
 
 
-def _adapted_folder(adapter: Path) -> Path:
-    """Return the local folder of the model that an adapter belongs to."""
-    name = adapted_model(adapter)
+def weights_folder(directory: Path) -> Path:
+    """Return the folder with the weights of a checkpoint: itself or, for an adapter, that of its model."""
+    if not holds_adapter(directory):
+        return directory
+    name = adapted_model(directory)
     try:
         return local_folder(name)
     except UserError as error:
         raise UserError(
-            f"the adapter in {adapter} needs its model {name}, as its {ADAPTER_CONFIG} says: {error}"
+            f"the adapter in {directory} needs its model {name}, as its {ADAPTER_CONFIG} says: {error}"
         ) from error
 
 

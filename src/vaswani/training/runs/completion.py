@@ -25,7 +25,7 @@ from vaswani.training.runs.base import BaseRun, Tokenizers
 from vaswani.training.runs.checks import check_attention_kernel
 from vaswani.training.runs.language_modelling import SCORE_NAMES, show_estimates
 from vaswani.training.runs.models import DECODERS, Pretrained, is_decoder, open_pretrained, pretrained_model
-from vaswani.training.runs.trained_parts import check_adapter, only_trained_parts
+from vaswani.training.runs.trained_parts import check_trainable, only_trained_parts
 from vaswani.training.trainer.completion import CompletionTrainer
 
 DISPLAY_NAMES = {**SCORE_NAMES, "accuracy": "Token accuracy (%)"}
@@ -61,7 +61,7 @@ class CompletionRun(BaseRun):
                 f"{pretrained.folder} has none; give it one, or give prompt_field and completion_field"
             )
         check_attention_kernel(AutoModelForCausalLM, pretrained.config, self.config.model.attn_implementation)
-        check_adapter(self.config, pretrained, AutoModelForCausalLM, pretrained.config)
+        check_trainable(self.config, pretrained, AutoModelForCausalLM, may_be_adapter=True)
 
     # ------------------------------------------------------------------------------------- rows and the model
 

@@ -25,7 +25,6 @@ from vaswani.evaluation.confidence import Estimate
 from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, metric_entries, record, shortened
 from vaswani.evaluation.spans import OUTSIDE, mark_spans
 from vaswani.evaluation.summary import label_lines, metric_lines
-from vaswani.hub.weights import check_weights
 from vaswani.inference.classify.classification import names_of
 from vaswani.training.config.completion_arguments import CompletionConfig
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
@@ -40,7 +39,7 @@ from vaswani.training.runs.models import (
     untied_output_reason,
 )
 from vaswani.training.runs.question_answering import QuestionAnsweringRun
-from vaswani.training.runs.trained_parts import check_adapter, check_freeze, only_trained_parts
+from vaswani.training.runs.trained_parts import check_trainable, only_trained_parts
 from vaswani.training.trainer.finetuning import FinetuningTrainer
 from vaswani.training.trainer.labels import TASKS, LabelTask, Tagging
 
@@ -92,10 +91,7 @@ class FinetuningRun(BaseRun):
     def check_given_weights(self) -> None:
         """Raise `UserError` unless the given weights can be trained as requested."""
         self._check_lm_loss()
-        check_weights(self.pretrained.folder, self.pretrained.config)
-        check_freeze(self.config)
-        auto_class, shape = TASKS[self.config.data.task].auto_class, self.pretrained.config
-        check_adapter(self.config, self.pretrained, auto_class, shape)
+        check_trainable(self.config, self.pretrained, TASKS[self.config.data.task].auto_class)
 
     def _check_pooling(self) -> None:
         """Raise `UserError` if `classifier_pooling` has no effect."""

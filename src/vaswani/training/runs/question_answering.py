@@ -22,14 +22,13 @@ from vaswani.evaluation.answers import AnswerEvaluation, references_of
 from vaswani.evaluation.final import evaluate_finished, metric_entries, record, shortened
 from vaswani.evaluation.summary import metric_lines
 from vaswani.files.atomic_files import write_json
-from vaswani.hub.weights import check_weights
 from vaswani.inference.answer.answering import CONFIG_FIELD
 from vaswani.inference.answer.spans import answers_of
 from vaswani.training.config.question_arguments import QuestionAnsweringConfig
 from vaswani.training.runs.base import BaseRun, Tokenizers
 from vaswani.training.runs.checks import check_attention_kernel
 from vaswani.training.runs.models import Pretrained, model_with_head, open_pretrained
-from vaswani.training.runs.trained_parts import check_adapter, check_freeze, only_trained_parts
+from vaswani.training.runs.trained_parts import check_trainable, only_trained_parts
 from vaswani.training.trainer.question_answering import QuestionTrainer
 
 PREDICTIONS, NBEST, NULL_ODDS = (
@@ -63,9 +62,7 @@ class QuestionAnsweringRun(BaseRun):
         self.config.data.windows.check(self.pretrained.tokenizer)
         kernel = self.config.model.attn_implementation
         check_attention_kernel(AutoModelForQuestionAnswering, self.pretrained.config, kernel)
-        check_weights(self.pretrained.folder, self.pretrained.config)
-        check_freeze(self.config)
-        check_adapter(self.config, self.pretrained, AutoModelForQuestionAnswering, self.pretrained.config)
+        check_trainable(self.config, self.pretrained, AutoModelForQuestionAnswering)
 
     # --------------------------------------------------------------------------------- questions and windows
 

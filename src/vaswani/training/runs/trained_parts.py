@@ -11,20 +11,36 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from vaswani.errors import UserError
 from vaswani.hub.adapters import add_adapter, check_peft, check_published_base, check_targets
-from vaswani.hub.weights import holds_adapter, is_of_base_model
+from vaswani.hub.checkpoint import weights_folder
+from vaswani.hub.weights import check_weights, holds_adapter, is_of_base_model
 from vaswani.training.runs.models import Pretrained
 from vaswani.training.trainer.final_average import no_mean_of_adapters
 
 
-def check_adapter(config: Any, pretrained: Pretrained, auto_class: Any, shape: PreTrainedConfig) -> None:
-    """Raise `UserError` for settings of an adapter that cannot work, or have no effect without one.
+def check_trainable(
+    config: Any,
+    pretrained: Pretrained,
+    auto_class: Any,
+    shape: PreTrainedConfig | None = None,
+    may_be_adapter: bool = False,
+) -> None:
+    """Raise `UserError` unless the weights of a given model are whole and can be trained as the run asks.
 
     Args:
         config: configuration of the run.
         pretrained: the model that the run starts from.
         auto_class: Auto class of the model that is trained.
-        shape: configuration of the model that is trained.
+        shape: configuration of the model that is trained, if it is not that of the given model.
+        may_be_adapter: the given model may be an adapter; the weights are then those of its model.
     """
+    folder = pretrained.folder
+    check_weights(weights_folder(folder) if may_be_adapter else folder, pretrained.config)
+    _check_freeze(config)
+    _check_adapter(config, pretrained, auto_class, shape or pretrained.config)
+
+
+def _check_adapter(config: Any, pretrained: Pretrained, auto_class: Any, shape: PreTrainedConfig) -> None:
+    """Raise `UserError` for settings of an adapter that cannot work, or have no effect without one."""
     arguments, adapter, training = config.model, config.adapter, config.training
     if adapter.lora_rank is None:
         for name in ("lora_alpha", "lora_dropout", "lora_targets"):
@@ -63,9 +79,9 @@ def _check_vocabulary(pretrained: Pretrained, model: PreTrainedModel) -> None:
         )
 
 
-def check_freeze(config: Any) -> None:
+def _check_freeze(config: Any) -> None:
     """Raise `UserError` if weights that are not trained would stay random."""
-    if config.model.freeze and config.model.from_scratch:
+    if config.model.freeze and getattr(config.model, "from_scratch", False):
         raise UserError(
             f"freeze={' '.join(config.model.freeze)} keeps weights as they are, and from_scratch makes them "
             "random; leave one of them out"

@@ -56,7 +56,7 @@ from vaswani.training.runs.models import (
     open_pretrained,
     seed_everything,
 )
-from vaswani.training.runs.trained_parts import check_adapter, only_trained_parts
+from vaswani.training.runs.trained_parts import check_trainable, only_trained_parts
 from vaswani.training.trainer.consistency import check_passes_differ
 from vaswani.training.trainer.seq2seq import Trainer
 
@@ -336,7 +336,9 @@ class ContinuedRun(TrainingRun):
         if not self.config.adapter.lora_dropout:
             check_passes_differ(self.config.training.consistency_weight, self._shape())
         self._check_conversion()
-        check_adapter(self.config, self.pretrained, AutoModelForSeq2SeqLM, self._shape())
+        check_trainable(
+            self.config, self.pretrained, AutoModelForSeq2SeqLM, self._shape(), may_be_adapter=True
+        )
         _ = self.tokenizers
 
     def _check_conversion(self) -> None:
