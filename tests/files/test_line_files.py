@@ -160,6 +160,12 @@ def test_lines_of_a_file_are_counted_and_those_of_a_pipe_are_not(tmp_path: Path)
     path = tmp_path / "in.txt"
     path.write_bytes(b"one\ntwo\n" * 1000)
     assert count_lines(str(path)) == 2000
+    path.write_bytes(b"one\ntwo\nthree")  # as `read_lines`, which yields the last line too
+    assert count_lines(str(path)) == len(list(read_lines(io.BytesIO(path.read_bytes())))) == 3
+    packed = tmp_path / "in.txt.GZ"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert count_lines(str(packed)) is None
+    assert count_lines(str(packed), unpack=True) == 3
     assert count_lines("-") is None
     os.mkfifo(tmp_path / "pipe")
     assert count_lines(str(tmp_path / "pipe")) is None

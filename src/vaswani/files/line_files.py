@@ -112,12 +112,20 @@ def _is_utf16(start: bytes) -> bool:
     return start.startswith(_UTF16) or (len(start) >= 8 and min(nuls) == 0 and max(nuls) > 0.4 * len(start))
 
 
-def count_lines(name: str) -> int | None:
-    """Count the lines of a file; None for gzip, and for pipes and streams, which are read once."""
-    if not os.path.isfile(name) or name.lower().endswith(".gz"):
+def count_lines(name: str, unpack: bool = False) -> int | None:
+    """Count the lines of a file; None for pipes and streams, which are read once, and for gzip.
+
+    Args:
+        name: name of the file.
+        unpack: count the lines of gzip too, although it must be unpacked once more to be read.
+
+    Raises:
+        UserError, RunError: as `read_lines`.
+    """
+    if not os.path.isfile(name) or (name.lower().endswith(".gz") and not unpack):
         return None
     with open_lines(name) as stream:
-        return sum(block.count(b"\n") for block in iter(lambda: stream.read(1 << 20), b""))
+        return sum(1 for _ in read_lines(stream))
 
 
 def paragraphs(lines: Iterable[str]) -> Iterator[str]:

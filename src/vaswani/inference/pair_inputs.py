@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from vaswani.data.sources import reading
 from vaswani.errors import UserError
-from vaswani.files.line_files import open_lines, read_lines
+from vaswani.files.line_files import count_lines, open_lines
 from vaswani.inference.inputs import (
     Column,
     LineReport,
@@ -196,18 +195,10 @@ def open_pairs(
     if table := next(filter(has_table_ending, names), None):
         raise UserError(f"{table} is a table; give one table, or two files of text")
     with open_lines(name) as sources, open_lines(target_name) as targets:
-        counts = [_count(each) for each in names]
+        counts = [count_lines(each, unpack=True) for each in names]
         if None not in counts and counts[0] != counts[1]:
             raise _length_mismatch(names, f"{counts[0]:,} and {counts[1]:,}")
         yield PairLines(sources, targets, names, counts[0]), TARGET
-
-
-def _count(name: str) -> int | None:
-    """Count the lines of a file, including a last line without a line feed; None for a pipe."""
-    if not os.path.isfile(name):
-        return None
-    with open_lines(name) as stream:
-        return sum(1 for _ in read_lines(stream))
 
 
 @contextmanager
