@@ -285,6 +285,9 @@ def test_the_documents_option_splits_the_input(
         assert [json.loads(line)["source"] for line in output.splitlines()] == expected
         assert f"summarized {len(expected)} {'line' if documents == 'line' else 'document'}" in errors
     assert summarize(capfd, models, "--input", tmp_path / "in.txt")[1].count("\n") == 1
+    status, _, errors = summarize(capfd, models, "--scores", "--n_best", "2")
+    assert status == 2
+    assert "--scores has no effect with --n_best 2, which writes scores too; leave it out" in errors
     status, _, errors = summarize(capfd, models, "--input", tmp_path / "in.txt", "--documents", "page")
     assert (status, errors) == (2, "vaswani: documents=page is unknown; expected line, blank_line, file\n")
     table = write_table(tmp_path, ".jsonl", [{"text": "one"}])

@@ -324,6 +324,11 @@ def test_a_model_that_cannot_translate_gives_an_error(
             ["--prefix", "1", "--prefix_field", "a"],
             "--prefix 1 and --prefix_field a exclude each other; give one",
         ),
+        (
+            ["--scores", "--n_best", "2"],
+            "--scores has no effect with --n_best 2, which writes scores too; leave it out",
+        ),
+        (["--scores", "--alignments"], "--scores has no effect with --alignments, which writes scores too;"),
         (["--stream", "--n_best", "2"], "--stream and --n_best exclude each other; leave one out"),
         (["--stream", "--scores"], "--stream and --scores exclude each other; leave one out"),
         (["--stream", "--alignments"], "--stream and --alignments exclude each other; leave one out"),

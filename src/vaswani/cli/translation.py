@@ -111,7 +111,7 @@ def translate(
         output_field,
         default_field="translation",
         replace=replace,
-        n_best=1 if (scores or alignments) and n_best is None else n_best,
+        n_best=_num_hypotheses(n_best, scores, alignments),
         prefix=prefix,
         fields={"prefix": prefix_field, "required": require_field},
         buffer_size=buffer_size,
@@ -162,13 +162,25 @@ def summarize(
         output_field,
         default_field="summary",
         replace=replace,
-        n_best=1 if scores and n_best is None else n_best,
+        n_best=_num_hypotheses(n_best, scores),
         prefix=prefix,
         fields={"prefix": prefix_field, "required": require_field},
         buffer_size=buffer_size,
     )
     report = _translate(job, model, **options)
     warn(f"summarized {report}")
+
+
+def _num_hypotheses(n_best: int | None, scores: bool, alignments: bool = False) -> int | None:
+    """Return the number of hypotheses to write with their scores; None for the best without its score.
+
+    Raises:
+        UserError: `--scores` is given beside an option that writes scores too.
+    """
+    others = {f"--n_best {n_best}": n_best is not None, "--alignments": alignments}
+    if scores and (other := next((option for option, is_given in others.items() if is_given), None)):
+        raise UserError(f"--scores has no effect with {other}, which writes scores too; leave it out")
+    return 1 if (scores or alignments) and n_best is None else n_best
 
 
 @dataclass(frozen=True)
