@@ -13,10 +13,11 @@ import pyarrow
 import pytest
 
 from vaswani.cli.splits import files_in, located
-from vaswani.data.sources.reading import read_text_pair
+from vaswani.data.sources.reading import read_text_pair, text_lines
 from vaswani.errors import RunError, UserError
 from vaswani.files import line_files
 from vaswani.files.line_files import LineWriter, check_not_input, count_lines, open_lines, read_lines
+from vaswani.inference.inputs import LineReport, decoded
 
 
 def test_a_file_appears_when_it_is_complete(tmp_path: Path) -> None:
@@ -182,12 +183,39 @@ def test_a_line_that_does_not_end_is_named_and_does_not_fill_the_memory(monkeypa
         next(lines)
 
 
-@pytest.mark.parametrize("text", [b"one\rtwo", b"one\rtwo\r"])
-def test_line_ends_of_old_macs_are_not_taken_for_one_line(text: bytes) -> None:
-    with pytest.raises(UserError, match="ends its lines with carriage returns, as old Macs did; convert it"):
-        list(read_lines(io.BytesIO(text)))
-    for text in (b"one\r", b"one\r\n", b"one\rtwo\n"):
-        assert list(read_lines(io.BytesIO(text))) == [text]
+LINE_ENDS = {
+    b"one\rtwo": ["one", "two"],
+    b"one\rtwo\r": ["one", "two"],
+    b"one\r\rtwo\r": ["one", "", "two"],
+    b"one\r": ["one"],
+    b"one\r\n": ["one"],
+    b"one\rtwo\n": ["one\rtwo"],
+    b"one\r\ntwo\r\n\r\nthree": ["one", "two", "", "three"],
+    b"one\ntwo\rthree\n": ["one", "two\rthree"],
+}
+
+
+@pytest.mark.parametrize("text", LINE_ENDS)
+def test_inputs_and_corpora_end_lines_alike(text: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "in.txt"
+    path.write_bytes(text)
+    assert list(decoded(io.BytesIO(text), LineReport())) == LINE_ENDS[text]
+    assert list(text_lines(path)) == LINE_ENDS[text]
+    assert count_lines(str(path)) == len(LINE_ENDS[text])
+
+
+def test_lines_that_end_with_carriage_returns_are_read_in_blocks(monkeypatch) -> None:
+    monkeypatch.setattr(line_files, "LONGEST_LINE", 10)
+    monkeypatch.setattr(line_files, "BEGINNING", 4)
+    lines = [b"%d\r" % number for number in range(300)]
+    assert list(read_lines(io.BytesIO(b"".join(lines)))) == lines
+    with pytest.raises(UserError, match="line 3 of the input has more"):
+        list(read_lines(io.BytesIO(b"1\r2\r" + b"3" * 99)))
+
+
+def test_the_end_of_the_beginning_may_split_a_line_end() -> None:
+    text = b"x" * (line_files.BEGINNING - 1) + b"\r\ntwo\r\n"
+    assert len(list(read_lines(io.BytesIO(text)))) == 2
 
 
 @pytest.mark.parametrize("packer", ["gzip", "bzip2", "xz", "zstd", "zip"])

@@ -13,6 +13,7 @@ import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +28,7 @@ STANDARD_STREAM = "-"
 COLUMN_ENDINGS = (".conll", ".conll.gz")  # a word and its tags in each line, as in CoNLL's shared tasks
 OTHER_FORMATS = (".csv", ".tsv", ".parquet", ".gz")  # not for outputs of lines
 LONGEST_LINE = 1 << 22  # bytes; tokenizing takes up to 400 times as much memory, and /dev/zero never ends
+BEGINNING = 1 << 20  # bytes of a file by which its line ends are recognized
 
 
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -62,25 +64,25 @@ def open_lines(name: str) -> Iterator[BinaryIO]:
 
 
 def read_lines(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a stream with their line feeds; the last line may lack it.
+    """Yield the lines of a stream with their line feeds, or carriage returns; the last line may lack them.
+
+    Lines end as `has_old_line_ends` says.
 
     Raises:
         UserError: a line is longer than `LONGEST_LINE` bytes, or the text is UTF-16 or compressed.
         RunError: the stream cannot be read.
     """
-    number = 0
+    number, lines = 0, _lines_of(stream)
     while True:
         number += 1
         try:
-            line = stream.readline(LONGEST_LINE + 1)
+            line = next(lines, b"")
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise UserError(
                 f"the input is damaged or not gzip ({error}); write or download it again"
             ) from error
         except OSError as error:
             raise RunError(f"cannot read line {number:,} of the input: {reason(error)}") from error
-        if number == 1 and (problem := not_utf8(line[:200]) or _line_end_problem(line)):
-            raise UserError(f"the input {problem}")
         if len(line) > LONGEST_LINE:
             raise UserError(
                 f"line {number:,} of the input has more than {LONGEST_LINE >> 20} MiB; "
@@ -91,19 +93,47 @@ def read_lines(stream: BinaryIO) -> Iterator[bytes]:
         yield line
 
 
+def _lines_of(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a stream; one that is longer than `LONGEST_LINE` is cut, but longer still."""
+    read = partial(stream.readline, LONGEST_LINE + 1)
+    first = read()
+    if problem := not_utf8(first[:200]):
+        raise UserError(f"the input {problem}")
+    if has_old_line_ends(first[:BEGINNING]):
+        yield from _split_at_returns(first, stream)
+    else:
+        yield from chain([first], iter(read, b""))
+
+
+def _split_at_returns(block: bytes, stream: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a block and of the rest of its stream, which end with carriage returns."""
+    held = b""
+    while block:
+        *lines, held = (held + block).split(b"\r")
+        for line in lines:
+            yield line + b"\r"
+        if len(held) > LONGEST_LINE:
+            break
+        block = stream.read(BEGINNING)
+    if held:
+        yield held
+
+
+def has_old_line_ends(start: bytes) -> bool:
+    r"""Return True if lines end with "\r", as old Macs wrote, and not with "\n" or "\r\n".
+
+    Args:
+        start: the first `BEGINNING` bytes of a file.
+    """
+    return b"\n" not in start and b"\r" in start[:-1]
+
+
 def not_utf8(start: bytes) -> str | None:
     """Return why a file with these first bytes is not UTF-8 text, with the remedy; None if it may be."""
     if _is_utf16(start):
         return "is UTF-16, not UTF-8; convert it (iconv -f UTF-16 -t UTF-8)"
     packer = next((name for name, mark in _PACKED.items() if re.match(mark, start)), None)
     return packer and f"is packed by {packer}; unpack it" + (", or name it .gz" if packer == "gzip" else "")
-
-
-def _line_end_problem(only_line: bytes) -> str | None:
-    r"""Return why an input without "\n" is not one line, with the remedy; None if it is."""
-    if only_line.endswith(b"\n") or b"\r" not in only_line.rstrip(b"\r\n"):
-        return None
-    return "ends its lines with carriage returns, as old Macs did; convert it (tr '\\r' '\\n')"
 
 
 def _is_utf16(start: bytes) -> bool:

@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 
 from vaswani.errors import UserError, listing
 from vaswani.files.json_files import RepeatedKeyError, parse_json
-from vaswani.files.line_files import LONGEST_LINE, not_utf8, paragraphs
+from vaswani.files.line_files import BEGINNING, LONGEST_LINE, has_old_line_ends, not_utf8, paragraphs
 
 Row = tuple[Any, ...] | None  # (source, target) or (text,)
 
@@ -38,7 +38,6 @@ ROWS_TO_FIND_FIELDS = 1000  # rows searched for fields, because JSON rows may ha
 ROWS_PER_BATCH = 1000
 LONGEST_SHOWN = 60  # characters of a cell in a message
 LONGEST_ROW = 2 * LONGEST_LINE  # characters, for two texts; of a CSV cell too, as quotes may not be closed
-_BEGINNING = 1 << 20  # bytes
 
 
 def check_field(option: str, name: str, existing: Sequence[str], where: str) -> None:
@@ -112,7 +111,7 @@ class _LimitedLines(io.TextIOWrapper):
 def open_text(path: Path) -> Iterator[TextIO]:
     r"""Open a plain or gzipped text file without its byte order mark.
 
-    Lines end with "\n", or with "\r", as old Macs wrote, if the beginning of the file has no "\n".
+    Lines end with "\n", or with "\r", as `has_old_line_ends` says.
 
     Raises:
         UserError: the file cannot be read, is damaged, or is UTF-16 or compressed and would be read as
@@ -121,11 +120,11 @@ def open_text(path: Path) -> Iterator[TextIO]:
     opener = gzip.open if path.suffix.lower() == ".gz" else open
     try:
         with opener(path, "rb") as binary:
-            start = binary.read(_BEGINNING)
+            start = binary.read(BEGINNING)
             binary.seek(0)
             if problem := not_utf8(start[:200]):
                 raise UserError(f"{path} {problem}")
-            newline = "\r" if b"\r" in start and b"\n" not in start else "\n"
+            newline = "\r" if has_old_line_ends(start) else "\n"
             options: Any = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": newline}
             with _LimitedLines(path, binary, **options) as file:
                 yield file
