@@ -47,9 +47,16 @@ class PipeClosedError(OutputError):
 
 
 class StoppedError(RunError):
-    """Stopped by SIGTERM after saving; exits with 143."""
+    """Stopped by SIGTERM or Ctrl-C after saving; exits with 143 or 130, as shells show these signals.
 
-    exit_status = 128 + signal.SIGTERM
+    Args:
+        message: the message for the user.
+        number: number of the signal.
+    """
+
+    def __init__(self, message: str, number: int = signal.SIGTERM):
+        super().__init__(message)
+        self.exit_status = 128 + number
 
 
 def check_positive(**values: int | None) -> None:

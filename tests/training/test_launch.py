@@ -81,14 +81,17 @@ def test_sigterm_saves_in_all_processes_and_the_run_can_be_resumed(options, tmp_
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_all_processes_with_one_line(options):
+def test_ctrl_c_saves_in_all_processes_and_stops_them_with_one_line(options):
     process = start_two(options | {"max_steps": 100_000, "save_steps": 10})
     process.wait_for_update(25)
     process.send_signal(signal.SIGINT)
     errors = process.wait(60)
-    assert process.returncode == 1
+    assert process.returncode == 128 + signal.SIGINT, errors
     assert errors.count("vaswani: ") == 1
-    assert last_line(errors).startswith("vaswani: interrupted; the last complete checkpoint is ")
+    assert last_line(errors).startswith("vaswani: stopped by Ctrl-C after update ")
+    saved = last_complete_checkpoint(Path(options["output_dir"]))
+    assert saved is not None
+    assert f"after update {int(saved.name.split('-')[1]):,};" in last_line(errors)
 
 
 @pytest.mark.slow

@@ -1,10 +1,15 @@
-"""SIGTERM at any moment of a run: exit status 143, and one line on what was saved and how to continue."""
+"""SIGTERM at any moment of a run: exit status 143, and one line on what was saved and how to continue.
+
+Ctrl-C does the same in the updates of a training, with exit status 130.
+"""
 
 import hashlib
+import multiprocessing
 import os
 import re
 import signal
 import threading
+from collections.abc import Sequence
 from hashlib import pbkdf2_hmac
 from importlib import import_module
 from pathlib import Path
@@ -37,8 +42,8 @@ MOMENTS = {
 }
 
 
-def train(options: dict, moment: str | None = None) -> None:
-    """`vaswani train` in this process, which gets SIGTERM at that moment."""
+def train(options: dict, moment: str | None, numbers: Sequence[int]) -> None:
+    """`vaswani train` in this process, which gets these signals at that moment, and its workers too."""
     from vaswani.cli import run
 
     begin_copy(log_of(options["output_dir"], 0))
@@ -52,17 +57,22 @@ def train(options: dict, moment: str | None = None) -> None:
 
         def signalled(*args: object, **kwargs: object) -> object:
             if name != "save_model" or len(args) == 1:  # not those of checkpoints
-                os.kill(os.getpid(), signal.SIGTERM)
+                for number in numbers:
+                    for child in multiprocessing.active_children():
+                        os.kill(int(child.pid or 0), number)
+                    os.kill(os.getpid(), number)
             return function(*args, **kwargs)
 
         setattr(owner, name, signalled)
     os._exit(run(["train", *as_flags(options)]))
 
 
-def outcome(options: dict, moment: str | None = None) -> tuple[int | None, str]:
+def outcome(
+    options: dict, moment: str | None = None, numbers: Sequence[int] = (signal.SIGTERM,)
+) -> tuple[int | None, str]:
     log = log_of(options["output_dir"], 0)
     log.unlink(missing_ok=True)  # of the run before
-    process = CONTEXT.Process(target=train, args=(options, moment))
+    process = CONTEXT.Process(target=train, args=(options, moment, numbers))
     process.start()
     process.join(60)
     return process.exitcode, log.read_text()
@@ -90,6 +100,37 @@ def test_sigterm_at_any_moment_stops_with_one_line(tiny_run, moment):
     if MOMENTS[moment] == EVALUATES:  # and nothing else
         assert "'grad_norm'" not in log
         assert hashlib.sha256(weights.read_bytes()).hexdigest() == sha256
+
+
+AFTER_UPDATE_1 = "after update 1; it is saved in {folder}: continue with"
+IN_AN_UPDATE = "vaswani.training.trainer.base:BaseTrainer.training_step"
+AFTER_AN_UPDATE = "vaswani.training.trainer.callbacks:LogAtCheckpoints.on_step_end"  # after `StopOnSignal`
+
+
+@pytest.mark.parametrize(
+    ("moment", "more", "told"),
+    [
+        (IN_AN_UPDATE, {}, AFTER_UPDATE_1),
+        (IN_AN_UPDATE, {"dataloader_num_workers": 1}, AFTER_UPDATE_1),
+        (AFTER_AN_UPDATE, {"max_steps": 1}, EVALUATES),
+    ],
+)
+def test_ctrl_c_in_the_training_saves_and_stops_as_sigterm_does(tiny_run, moment, more, told):
+    options = tiny_run | more
+    status, log = outcome(options, moment, [signal.SIGINT])
+    assert status == 128 + signal.SIGINT, log
+    assert "\nstopping after this update; Ctrl-C again stops at once\n" in log
+    last = log.strip().splitlines()[-1]
+    assert last.startswith(f"vaswani: stopped by Ctrl-C {told.format(folder=tiny_run['output_dir'])}")
+    status, log = outcome(options | {"resume_from_checkpoint": "true"})
+    assert status == 0, log
+
+
+def test_a_second_ctrl_c_stops_at_once(tiny_run):
+    status, log = outcome(tiny_run, IN_AN_UPDATE, [signal.SIGINT, signal.SIGINT])
+    assert status == 1, log
+    last = log.strip().splitlines()[-1]
+    assert last == "vaswani: interrupted; no checkpoint to resume from had been saved"
 
 
 def test_sigterm_in_the_final_evaluation_names_the_command_for_the_scores(tiny_run):
@@ -125,8 +166,8 @@ def test_a_failed_training_restores_the_signal_handler(
         raise ValueError("no loss")
 
     monkeypatch.setattr(Trainer, "compute_loss", fail)
-    before = signal.getsignal(signal.SIGTERM)
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     *_, trainer = TrainingRun(load_config(None, as_flags(tiny_run)))._prepare()
     with pytest.raises(ValueError, match="no loss"):
         trainer.train()
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before

@@ -1,7 +1,8 @@
 """Run a command and report how it ended.
 
 Every failure is reported in one line on standard error. The exit status is 2 for wrong input and 1 for a
-failure during the run, including Ctrl-C. `--debug`, anywhere on the command line, prints the traceback first.
+failure during the run, including Ctrl-C. A training that saves and stops ends with 143 after SIGTERM and 130
+after Ctrl-C. `--debug`, anywhere on the command line, prints the traceback first.
 """
 
 import errno

@@ -24,6 +24,7 @@ from vaswani.errors import RunError, StoppedError, UserError
 SECONDS_TO_SAVE = 600  # from the stop signal until a process that still runs is killed
 POLL_SECONDS = 0.05
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SAVED_AT_CTRL_C = 128 + signal.SIGINT  # exit status of a training
 
 
 def launch(
@@ -45,7 +46,7 @@ def launch(
     Raises:
         UserError: there are fewer devices than processes.
         RunError: a process was killed.
-        StoppedError: a signal arrived before there was anything to save.
+        StoppedError: a signal arrived before there was anything to save, or the processes saved at Ctrl-C.
     """
     _check_devices(num_processes, use_cpu)
     environment = _environment(num_processes)
@@ -67,6 +68,8 @@ def launch(
     if failed is None:
         return 0
     status = processes[failed].returncode
+    if status == SAVED_AT_CTRL_C:  # typer takes it for its own
+        raise StoppedError("", signal.SIGINT)  # process 0 has reported it
     if stop.number == -status:
         raise StoppedError(f"stopped before training began; {describe_saved()}")
     if status < 0:

@@ -13,21 +13,34 @@ from vaswani.errors import StoppedError
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived. A BaseException, as KeyboardInterrupt, so that no library handles it as an error."""
+    """A signal arrived. A BaseException, as KeyboardInterrupt, so that no library handles it as an error.
+
+    Args:
+        number: number of the signal.
+    """
+
+    def __init__(self, number: int):
+        super().__init__(number)
+        self.number = number
 
 
 class DeferredSignal:
     """A handler that only records the signal.
 
     Attributes:
-        received: whether the signal has arrived.
+        number: number of the signal that has arrived, or 0.
     """
 
     def __init__(self) -> None:
-        self.received = False
+        self.number = 0
 
-    def __call__(self, *_: Any) -> None:
-        self.received = True
+    def __call__(self, number: int, *_: Any) -> None:
+        self.number = number
+
+
+def name_of_signal(number: int) -> str:
+    """Return the name of a signal for messages."""
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
 @contextmanager
@@ -35,16 +48,17 @@ def ends_on_sigterm(describe_progress: Callable[[], str]) -> Iterator[None]:
     """Let SIGTERM end the body of this context.
 
     Args:
-        describe_progress: returns the rest of the message, after "stopped by SIGTERM".
+        describe_progress: returns the rest of the message, after "stopped by SIGTERM" or "stopped by Ctrl-C".
 
     Raises:
-        StoppedError: the signal arrived.
+        StoppedError: the signal arrived, or Ctrl-C after the last update (see `StopOnSignal`).
     """
     with _handler(_raise):
         try:
             yield
         except Terminated as error:
-            raise StoppedError(f"stopped by SIGTERM {describe_progress()}") from error
+            told = f"stopped by {name_of_signal(error.number)} {describe_progress()}"
+            raise StoppedError(told, error.number) from error
 
 
 @contextmanager
@@ -57,12 +71,12 @@ def deferred_sigterm() -> Iterator[None]:
     deferred = DeferredSignal()
     with _handler(deferred):
         yield
-    if deferred.received:
-        raise Terminated
+    if deferred.number:
+        raise Terminated(deferred.number)
 
 
-def _raise(*_: Any) -> NoReturn:
-    raise Terminated
+def _raise(number: int, *_: Any) -> NoReturn:
+    raise Terminated(number)
 
 
 @contextmanager

@@ -1,9 +1,11 @@
-"""Callbacks of every training: stop at SIGTERM, log at checkpoints, resume with the settings of the run."""
+"""Callbacks of every training: stop at a signal, log at checkpoints, resume with the settings of the run."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +20,7 @@ from transformers import (
 from transformers.trainer_utils import IntervalStrategy
 
 from vaswani.errors import StoppedError
-from vaswani.training.launch.sigterm import DeferredSignal
+from vaswani.training.launch.sigterm import DeferredSignal, name_of_signal
 from vaswani.training.trainer.checkpoints import checkpoint_of
 
 if TYPE_CHECKING:
@@ -26,28 +28,33 @@ if TYPE_CHECKING:
 
 
 class StopOnSignal(TrainerCallback):
-    """Saves a checkpoint and stops after the update in which SIGTERM arrived, in all processes at once.
+    """Saves a checkpoint and stops after the update in which a signal arrived, in all processes at once.
 
-    Schedulers, and machines that shut down, send SIGTERM some time before SIGKILL. It reaches processes at
-    different moments, so in every update each process tells the others, and reads one update later what they
-    agreed on: no process waits.
+    Schedulers, and machines that shut down, send SIGTERM some time before SIGKILL. In a run, Ctrl-C does the
+    same as SIGTERM, and a second Ctrl-C ends it at once. A signal reaches processes at different moments, so
+    in every update each process tells the others, and reads one update later what they agreed on: no process
+    waits.
     """
 
     def __init__(self, trainer: BaseTrainer):
         self.trainer = trainer
-        self.signalled = self.has_stopped = False
+        self.number = 0  # of the signal that arrived
+        self.has_stopped = False
         self._agreement: tuple[torch.Tensor, Any] | None = None
-        self._before: Any = None
+        self._before: dict[int, Any] = {}  # the handlers of signals that were replaced
 
     def on_train_begin(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
-        """Listen for SIGTERM if this is the main thread; no other thread can."""
-        self.signalled = self.has_stopped = False
+        """Listen for signals if this is the main thread; no other thread can."""
+        self.number, self.has_stopped = 0, False
         self._agreement = None
-        self._before = None
+        self._before = {}
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, self._note)
-            # The signal may have arrived before the first update.
-            self.signalled = isinstance(self._before, DeferredSignal) and self._before.received
+            before = self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._note)
+            if isinstance(before, DeferredSignal):  # in a run; other programs keep their Ctrl-C
+                self.number = before.number  # it may have arrived before the first update
+                ctrl_c = signal.getsignal(signal.SIGINT)
+                if ctrl_c is signal.default_int_handler:  # a background job ignores it
+                    self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._note)
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Wait for messages, and stop listening."""
@@ -57,13 +64,12 @@ class StopOnSignal(TrainerCallback):
         self.restore()
 
     def restore(self) -> None:
-        """Restore the old handler, and pass on a signal that arrived after the last update."""
-        if self._before is None:
-            return
-        signal.signal(signal.SIGTERM, self._before)
-        if isinstance(self._before, DeferredSignal):
-            self._before.received = self.signalled and not self.has_stopped
-        self._before = None
+        """Restore the old handlers, and pass on a signal that arrived after the last update."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+            if isinstance(handler, DeferredSignal):
+                handler.number = 0 if self.has_stopped else self.number
+        self._before = {}
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -77,8 +83,8 @@ class StopOnSignal(TrainerCallback):
 
         The trainer calls `save` once the random state of the training is restored.
         """
-        if self._before is not None and self._agreed(args):
-            raise StoppedError(self.message)
+        if self._before and self._agreed(args):
+            raise StoppedError(self.message, self.number)
 
     def save(self) -> None:
         """Save a checkpoint of the training that ended in an evaluation."""
@@ -88,32 +94,38 @@ class StopOnSignal(TrainerCallback):
     def raise_if_stopped(self) -> None:
         """Raise `StoppedError` if the signal ended the training."""
         if self.has_stopped:
-            raise StoppedError(self.message)
+            raise StoppedError(self.message, self.number)
 
     @property
     def message(self) -> str:
         """The message for the user: where the run stopped, and how to continue."""
+        done = self.trainer.state.global_step
         return (
-            f"stopped by SIGTERM after update {self.trainer.state.global_step:,}; it is saved in "
+            f"stopped by {name_of_signal(self.number)} after update {done:,}; it is saved in "
             f"{self.trainer.args.output_dir}: continue with --resume_from_checkpoint true"
         )
 
-    def _note(self, *_: Any) -> None:
-        self.signalled = True
+    def _note(self, number: int, *_: Any) -> None:
+        self.number = number
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if self.trainer.is_world_process_zero():
+                with suppress(OSError):  # standard error may be closed
+                    os.write(2, b"\nstopping after this update; Ctrl-C again stops at once\n")
 
     def _agreed(self, args: TrainingArguments) -> bool:
         """Return True if any process had received the signal at the last exchange."""
         if args.world_size == 1:
-            return self.signalled
-        agreed = False
+            return self.number > 0
+        agreed = 0
         if self._agreement is not None:
             told, handle = self._agreement
             handle.wait()
-            agreed = bool(told.item())
-        told = torch.tensor(int(self.signalled), device=args.device)
+            agreed = int(told.item())
+        told = torch.tensor(self.number, device=args.device)
         self._agreement = told, dist.all_reduce(told, dist.ReduceOp.MAX, async_op=True)
-        self.signalled |= agreed
-        return agreed
+        self.number = max(self.number, agreed)
+        return agreed > 0
 
 
 class LogAtCheckpoints(TrainerCallback):

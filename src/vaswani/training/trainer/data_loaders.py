@@ -5,6 +5,7 @@ N rows
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
@@ -118,6 +119,7 @@ class DataLoaders:
         args = self.trainer.args
         return {
             "num_workers": args.dataloader_num_workers,
+            "worker_init_fn": _ignore_ctrl_c,
             "pin_memory": args.dataloader_pin_memory and torch.accelerator.is_available(),
         }
 
@@ -125,6 +127,11 @@ class DataLoaders:
     def _seed(self) -> int:
         args = self.trainer.args
         return args.seed if args.data_seed is None else args.data_seed
+
+
+def _ignore_ctrl_c(_worker: int) -> None:
+    """Let a worker live until its training ends: a terminal sends Ctrl-C to it too (see `StopOnSignal`)."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _collate_unless_empty(collator: Callable, batch: Sequence[Any]) -> Any:
