@@ -2,7 +2,10 @@
 
 import itertools
 import json
+import multiprocessing
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -579,3 +582,14 @@ def test_an_evaluation_needs_no_mask(tmp_path):
         }
         scores.append(trainer.predict(rows).predictions.tolist())
     assert scores[0] == scores[1]
+
+
+@pytest.mark.process
+def test_ctrl_c_in_a_terminal_does_not_end_the_workers_that_read_rows(tmp_path):
+    """The update that a run finishes after Ctrl-C may need more batches."""
+    loader = make_trainer(tmp_path, max_tokens_per_batch=20, dataloader_num_workers=1).get_train_dataloader()
+    batches = iter(loader)
+    next(batches)
+    (worker,) = multiprocessing.active_children()
+    os.kill(int(worker.pid or 0), signal.SIGINT)
+    assert len(list(batches)) == len(loader) - 1 > 4  # more than are read ahead
