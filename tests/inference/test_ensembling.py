@@ -23,9 +23,10 @@ from toy_translation import save_toy_checkpoint, toy_model, toy_sources, toy_tok
 from vaswani import VaswaniForConditionalGeneration
 from vaswani.errors import UserError
 from vaswani.inference.position_limits import position_limit
-from vaswani.inference.translate.ensembling import AVERAGES, Ensemble
+from vaswani.inference.translate.ensembling import AVERAGES, Ensemble, EnsembleCache
 from vaswani.inference.translate.translation import Translator
 from vaswani.kernels.search_cache import SearchCache
+from vaswani.model.compatibility import CACHE_NAME
 
 SENTENCES = [*toy_sources(12, seed=-1), *toy_sources(2, seed=-2, longest=20)]
 IDS = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 1, "vocab_size": 304}
@@ -156,6 +157,7 @@ def test_a_search_with_caches_finds_what_it_finds_without(models: Any, num_beams
     options |= {"output_scores": True}
     cached, recomputed = (ensemble.generate(**options, use_cache=choice) for choice in (True, False))
     assert torch.equal(cached.sequences, recomputed.sequences)
+    assert isinstance(cached[CACHE_NAME], EnsembleCache)
     if num_beams > 1:
         torch.testing.assert_close(cached.sequences_scores, recomputed.sequences_scores)
 

@@ -7,13 +7,15 @@ from types import ModuleType
 
 import pytest
 import torch
+from transformers import EncoderDecoderCache
 
-from tiny import batch, tiny_model
+from tiny import batch, tiny_model, tokens
 from vaswani import VaswaniForConditionalGeneration
 from vaswani.kernels import onednn, products_native, search
 from vaswani.kernels.projected_loss import TokenLoss
 from vaswani.kernels.registry import active_kernels
 from vaswani.model.attention import ATTENTION_FUNCTIONS
+from vaswani.model.compatibility import CACHE_NAME
 from vaswani.model.kernel_slots import KernelSlot, prepare_kernels
 
 
@@ -77,6 +79,67 @@ def test_searches_find_the_same(search_options: dict, decoder_attention: str) ->
     if search_options.get("return_dict_in_generate"):
         found, expected = found.sequences, expected.sequences
     assert found.tolist() == expected.tolist()
+
+
+SEARCHES: dict[str, dict] = {
+    "greedy": {},
+    "samples": {"do_sample": True, "num_return_sequences": 3},
+    "one sample": {"do_sample": True},
+    "beams": {"num_beams": 4, "length_penalty": 0.6},
+    "several outputs": {"num_beams": 3, "num_return_sequences": 2, "early_stopping": True},
+    "beams with attention": {"num_beams": 3, "output_attentions": True},
+    "sampled beams": {"num_beams": 2, "do_sample": True},
+    "fixed size": {"cache_implementation": "static", "do_sample": True, "num_return_sequences": 2},
+}
+
+
+def states_of(cache: EncoderDecoderCache) -> list[torch.Tensor]:
+    parts = (cache.self_attention_cache, cache.cross_attention_cache)
+    return [states for part in parts for layer in part.layers for states in (layer.keys, layer.values)]
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("prompt", [1, 3])
+@pytest.mark.parametrize("decoder_attention", ["full", "sparse"])
+def test_searches_return_the_same_cache(name: str, prompt: int, decoder_attention: str) -> None:
+    """A plain cache of all rows, also of those that ended early."""
+    model, data = tiny_model(decoder_attention=decoder_attention, sparse_block_size=4), batch(rows=5)
+    model = model.double()  # so that no choice is decided by rounding
+    del data["labels"]
+    options = {
+        "max_new_tokens": 15,
+        "do_sample": False,
+        "sequence_bias": {(2,): 4.0},
+        "decoder_input_ids": tokens(5, prompt),
+        "return_dict_in_generate": True,
+        "output_scores": True,
+        **SEARCHES[name],
+    }
+    results = []
+    for context in (pytest.MonkeyPatch.context(), without_kernels()):
+        torch.manual_seed(1)
+        with context:
+            results.append(model.generate(**data, **options))
+    found, expected = results
+    assert found.sequences.tolist() == expected.sequences.tolist()
+    assert type(found[CACHE_NAME]) is type(expected[CACHE_NAME]) is EncoderDecoderCache
+    torch.testing.assert_close(found.scores, expected.scores)
+    for actual, plain in zip(states_of(found[CACHE_NAME]), states_of(expected[CACHE_NAME]), strict=True):
+        torch.testing.assert_close(actual, plain)
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_a_caller_can_continue_from_the_cache_of_a_search(copies: int) -> None:
+    model, data = tiny_model(), batch(rows=4)
+    del data["labels"]
+    options = {"min_new_tokens": 4, "max_new_tokens": 4}
+    samples = {"do_sample": True, "num_return_sequences": copies, "return_dict_in_generate": True}
+    found = model.generate(**data, **options, **samples)
+    repeated = {name: values.repeat_interleave(copies, dim=0) for name, values in data.items()}
+    options |= {"decoder_input_ids": found.sequences, "do_sample": False}
+    options["decoder_attention_mask"] = torch.ones_like(found.sequences)  # tells which tokens are cached
+    expected = model.generate(**repeated, **options)
+    assert model.generate(**repeated, **options, **{CACHE_NAME: found[CACHE_NAME]}).equal(expected)
 
 
 def test_dropout_drops_as_much() -> None:

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from tiny import batch, tiny_model, tokens
 from vaswani import VaswaniDecoderConfig, VaswaniForCausalLM, VaswaniForConditionalGeneration
 from vaswani.inference.decoding import LengthLimits
 from vaswani.kernels.beam_search_cache import BeamSearchCache
+from vaswani.kernels.search_cache import SearchCache
 from vaswani.model.compatibility import CACHE_NAME
 
 KERNELS = ["eager", "sdpa"]
@@ -102,8 +104,10 @@ def test_beams_continue_a_padded_prompt(implementation: str) -> None:
 
 def test_beam_search_stores_source_keys_once_and_never_copies_buffers() -> None:
     model, data = tiny_model(), sources(2)
-    output = model.generate(**data, num_beams=4, max_new_tokens=70, return_dict_in_generate=True)
-    cache = output[CACHE_NAME]
+    reordering = SearchCache.reorder_cache
+    with patch.object(SearchCache, "reorder_cache", autospec=True, side_effect=reordering) as reorder:
+        model.generate(**data, num_beams=4, min_new_tokens=70, max_new_tokens=70)
+    cache = reorder.call_args.args[0]
     assert isinstance(cache.self_attention_cache, BeamSearchCache)
     for layer in cache.cross_attention_cache.layers:
         assert layer.keys.shape[0] == 2  # sources, not 2 x 4 beams
@@ -238,15 +242,15 @@ def test_resizing_the_source_vocabulary_leaves_the_targets() -> None:
 def test_samples_of_one_source_share_its_keys() -> None:
     model, data = tiny_model(), sources(2)
     torch.manual_seed(1)
-    output = model.generate(
-        **data, do_sample=True, num_return_sequences=5, max_new_tokens=8, return_dict_in_generate=True
-    )
-    assert output.sequences.shape[0] == 10
-    assert output[CACHE_NAME].cross_attention_cache.layers[0].keys.shape[0] == 2
+    options = {"do_sample": True, "num_return_sequences": 5, "max_new_tokens": 8}
+    with patch.object(SearchCache, "narrow", autospec=True, side_effect=SearchCache.narrow) as narrow:
+        found = model.generate(**data, **options)
+    assert found.shape[0] == 10
+    assert narrow.call_args.args[0].cross_attention_cache.layers[0].keys.shape[0] == 2
     torch.manual_seed(1)
-    again = model.generate(**data, do_sample=True, num_return_sequences=5, max_new_tokens=8, use_cache=False)
-    assert again.tolist() == output.sequences.tolist()
-    assert len({tuple(row) for row in output.sequences[:5].tolist()}) > 1
+    again = model.generate(**data, **options, use_cache=False)
+    assert again.tolist() == found.tolist()
+    assert len({tuple(row) for row in found[:5].tolist()}) > 1
 
 
 @pytest.mark.parametrize(

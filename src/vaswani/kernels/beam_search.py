@@ -58,8 +58,10 @@ def beam_search(
     search = BeamSearch(input_ids, stopping_criteria, generation_config)
     chooser = TokenChooser(cache, logits_processor, generation_config, search.num_candidates)
     num_new = input_ids.shape[1]
+    may_drop = not generation_config.return_dict_in_generate  # else the caller gets the states of all rows
     while not search.has_ended:
-        cache.drop(search.is_done)
+        if may_drop:
+            cache.drop(search.is_done)
         sequences = search.running.tokens.flatten(0, 1)
         logits = cache.next_logits(model, sequences, num_new, arguments)
         rows = search.advance(*chooser.best(sequences, logits), chooser.all_scores)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import Cache
+from transformers import Cache, DynamicCache
 from transformers.cache_utils import CacheLayerMixin
 
 
@@ -84,6 +84,19 @@ class BeamSearchLayer(CacheLayerMixin):
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep only the sources at these indices, int64 [sources to keep]."""
         self.keys, self.values = self.keys[indices], self.values[indices]
+
+    def of_rows(self, ancestors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the keys and values of each beam, [S·K, H, T, D], as the usual cache stores them.
+
+        Args:
+            ancestors: the beam at each step, int64 [S·K, T].
+        """
+        beams = ancestors.unflatten(0, (-1, self.num_beams)).transpose(1, 2)[:, None, :, :, None]
+        keys, values = (
+            nodes[:, :, : self.length].take_along_dim(beams, dim=3).permute(0, 3, 1, 2, 4).flatten(0, 1)
+            for nodes in (self.keys, self.values)
+        )
+        return keys, values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return length and offset of the keys that a prompt sees."""
@@ -158,6 +171,15 @@ class BeamSearchCache(Cache):
         assert self.ancestors is not None, "sources are dropped only after a first step"
         super().batch_select_indices(indices)
         self.ancestors = self.ancestors.unflatten(0, (-1, self.num_beams))[indices].flatten(0, 1)
+
+    def with_all_rows(self) -> DynamicCache:
+        """Return the library's cache of the same states: a row for each beam, [S·K]."""
+        assert self.ancestors is not None, "a search starts from a prompt"
+        rows, layers = DynamicCache(), list[Any](self.layers)
+        for index, layer in enumerate(layers):
+            if layer.is_initialized:  # somebody may have removed a layer from the model
+                rows.update(*layer.of_rows(self.ancestors), index)
+        return rows
 
     def reset(self) -> None:
         """Forget all hypotheses."""

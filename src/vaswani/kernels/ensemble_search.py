@@ -69,7 +69,9 @@ def search_together(
     ensemble: Any, library_search: Callable, input_ids: torch.Tensor, **arguments: Any
 ) -> Any:
     """Search with this package's loops if they support the call, else with the library's search."""
-    loop = own_loop(arguments["generation_config"], arguments)
+    config = arguments["generation_config"]
+    # The library's search returns a cache that the ensemble can continue from.
+    loop = None if config.return_dict_in_generate else own_loop(config, arguments)
     members = None if loop is None else _members(ensemble, input_ids, arguments)
     if loop is None or members is None:
         return library_search(ensemble, input_ids, **arguments)

@@ -3,7 +3,8 @@
 - The rows of one source (beams, samples) share one row of the encoder's output and of its keys and values,
   which are never repeated or moved; the beams of a source share one tree of self-attention states.
 - The prompt, which is the same for all beams of a source, is computed once.
-- A source whose result can no longer change leaves the batch while the others continue.
+- A source whose result can no longer change leaves the batch while the others continue, unless the caller
+  gets the cache (`return_dict_in_generate`), which is then the library's, with all rows.
 - On the CPU, the decoder's weights are packed once for the kernel that reads them in every step.
 - A step runs the operators of the decoder without calling its modules, or is computed by C++.
 - Beam search has its own loop (`beam_search.py`), which reads only the best tokens of each row. Greedy search
@@ -138,9 +139,12 @@ def _search_by(library_search: Callable) -> Callable:
                 if greedy_search.may_drop_finished(input_ids, stopping_criteria):
                     stopping_criteria = _DropFinished(stopping_criteria, cache)
         with prepared_steps([(self, arguments)], input_ids.shape[0]):
-            return search(
+            found = search(
                 self, input_ids, logits_processor, stopping_criteria, generation_config, **arguments
             )
+        if cache is not None and _returns_cache(generation_config):
+            found[CACHE_NAME] = cache.with_all_rows()
+        return found
 
     return narrow_search
 
@@ -160,7 +164,7 @@ def share_sources(
     The library has repeated each source for its beams or samples; this keeps the first copy, and replaces the
     cache by a `SearchCache`, which it returns. It returns None and changes nothing if `_may_share` is False.
     """
-    if not _may_share(model, arguments):
+    if not _may_share(model, generation_config, arguments):
         return None
     num_rows, cache = input_ids.shape[0], arguments[CACHE_NAME]
     num_copies = max(generation_config.num_beams, generation_config.num_return_sequences)
@@ -175,7 +179,7 @@ def share_sources(
     return shared
 
 
-def _may_share(model: Any, arguments: dict[str, Any]) -> bool:
+def _may_share(model: Any, generation_config: GenerationConfig, arguments: dict[str, Any]) -> bool:
     """Return whether the cache is new and empty, and the model prepares the inputs of each step as here."""
     cache = arguments.get(CACHE_NAME)
     prepare = getattr(model.prepare_inputs_for_generation, "__func__", None)
@@ -184,7 +188,14 @@ def _may_share(model: Any, arguments: dict[str, Any]) -> bool:
         and prepare is prepare_inputs_for_generation
         and isinstance(cache, EncoderDecoderCache)
         and not cache.get_seq_length()
+        # The rows of a fixed-size cache cannot be repeated for the caller.
+        and (isinstance(cache.cross_attention_cache, DynamicCache) or not _returns_cache(generation_config))
     )
+
+
+def _returns_cache(generation_config: GenerationConfig) -> bool:
+    """Return whether the caller gets the cache, with all rows, to continue from it."""
+    return bool(generation_config.return_dict_in_generate)
 
 
 def _first_copies(value: Any, num_copies: int) -> Any:
@@ -198,8 +209,8 @@ def _may_use_tree(
     """Return whether neither caller nor attention kernel needs every row of the self-attention states."""
     if generation_config.num_beams > 1:
         needs_every_row = not can_search(generation_config, arguments)
-    else:  # the caller may continue from the cache
-        needs_every_row = generation_config.return_dict_in_generate
+    else:
+        needs_every_row = _returns_cache(generation_config)
     # A sparse layer needs the place of each key, which a tree does not have.
     is_sparse = "sparse" in model.config.layer_attention("decoder")
     return (

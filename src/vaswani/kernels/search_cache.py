@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import EncoderDecoderCache
+from transformers import Cache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from vaswani.kernels.beam_search_cache import BeamSearchCache
@@ -96,6 +96,16 @@ class SearchCache(EncoderDecoderCache):
         self.rows = self._rows_of(self.sources, self.rows_per_source)
         self.cross_attention_cache.batch_select_indices(kept)
         self.tree.batch_select_indices(self._rows_of(kept, self.rows_per_source // self.tree.num_beams))
+
+    def with_all_rows(self) -> EncoderDecoderCache:
+        """Return the library's cache of the same states, [S·R] rows, if no source was dropped.
+
+        This cache is of no use afterwards.
+        """
+        own: Cache = self.self_attention_cache if self.tree is None else self.tree.with_all_rows()
+        if self.rows_per_source > 1:
+            self.cross_attention_cache.batch_repeat_interleave(self.rows_per_source)
+        return EncoderDecoderCache(own, self.cross_attention_cache)
 
     @staticmethod
     def _rows_of(sources: torch.Tensor, rows_per_source: int) -> torch.Tensor:
