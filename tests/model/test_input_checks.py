@@ -1,12 +1,15 @@
 """Every argument of every model is used as documented, or refused with its value."""
 
+import copy
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.utils import ModelOutput
 
@@ -67,10 +70,10 @@ MODELS: dict[type[nn.Module], Any] = {
 }
 
 
-def make(model_class: type[nn.Module]) -> nn.Module:
-    if MODELS[model_class] is not None:
-        return model_class(MODELS[model_class]).eval()
-    model = tiny_model(position_embedding="learned", max_position_embeddings=LEARNED)
+def make(model_class: type[nn.Module], **fields: Any) -> nn.Module:
+    if (config := MODELS[model_class]) is not None:
+        return model_class(type(config)(**{**config.to_dict(), **fields})).eval()
+    model = tiny_model(**{"position_embedding": "learned", "max_position_embeddings": LEARNED, **fields})
     return model if model_class is VaswaniForConditionalGeneration else model.model
 
 
@@ -302,3 +305,61 @@ def test_torch_func_transforms_skip_the_input_checks() -> None:
     model.set_attn_implementation("eager")
     actual = torch.func.vmap(one_by_one)(*given.values())
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+ATTENTIONS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "sparse": {"encoder_attention": "sparse", "decoder_attention": "sparse", "sparse_block_size": 4},
+}
+
+
+def attention_fields(model_class: type[nn.Module], attention: str) -> dict[str, Any]:
+    """The fields of `ATTENTIONS` that the model has."""
+    config = MODELS[model_class]
+    return {name: value for name, value in ATTENTIONS[attention].items() if hasattr(config or DECODER, name)}
+
+
+def differentiate(output: ModelOutput) -> None:
+    """Backward from the loss, or from the first output of a model without one."""
+    loss = output[0]
+    (loss if loss.ndim == 0 else loss.sum()).backward()
+
+
+@pytest.mark.parametrize("masked", [True, False], ids=["masked", "unmasked"])
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("model_class", MODELS)
+def test_fake_tensors_take_the_shapes_of_real_ones(
+    model_class: type[nn.Module], attention: str, training: bool, masked: bool
+) -> None:
+    shapes = []
+    for context in (nullcontext(), FakeTensorMode()):
+        with context:
+            model = make(model_class, **attention_fields(model_class, attention), dropout=0.1).train(training)
+            given = {
+                name: value for name, value in right(model_class).items() if masked or "mask" not in name
+            }
+            output = model(**given)
+            differentiate(output)
+        gradients = [each.grad for each in model.parameters() if each.grad is not None]
+        assert gradients
+        shapes.append([each.shape for each in (output[0], *gradients)])
+    assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize(
+    "model_class", [VaswaniEncoderModel, VaswaniForCausalLM, VaswaniForConditionalGeneration]
+)
+def test_fake_inputs_leave_a_model_as_it_is(model_class: type[nn.Module], attention: str) -> None:
+    """No table that is kept between calls is made of fake tensors."""
+    fields = {**attention_fields(model_class, attention), "position_embedding": "sinusoidal"}
+    model, given = make(model_class, **fields), right(model_class)
+    expected = copy.deepcopy(model)(**given)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = {
+            name: mode.from_tensor(value) if torch.is_tensor(value) else value
+            for name, value in given.items()
+        }
+        assert model(**fake)[0].shape == expected[0].shape
+    assert torch.equal(model(**given)[0], expected[0])

@@ -11,7 +11,7 @@ from torch import nn
 from transformers.utils import is_torchdynamo_compiling
 
 from .configuration_vaswani import VaswaniFamilyConfig
-from .input_checks import can_be_checked
+from .input_checks import can_be_checked, is_fake
 
 TABLE_LENGTH = 1024  # positions whose sinusoids are cached; longer sequences compute theirs in each call
 
@@ -32,7 +32,8 @@ class SinusoidalPositions(nn.Module):
     def forward(self, positions: torch.Tensor, length: int | None, dtype: torch.dtype) -> torch.Tensor:
         """int64 [B, T] positions, all below `length` if that is known -> [B, T, d_model]."""
         # Tracing skips the comparison, which would limit the lengths that the traced model accepts.
-        if length is not None and not is_torchdynamo_compiling() and length <= TABLE_LENGTH:
+        is_traced = is_torchdynamo_compiling() or is_fake(positions)  # a fake table must not be kept
+        if length is not None and not is_traced and length <= TABLE_LENGTH:
             return nn.functional.embedding(positions, self.table(positions.device, dtype))
         if length is not None and positions.shape[0] > 1:
             return nn.functional.embedding(

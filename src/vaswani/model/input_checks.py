@@ -2,7 +2,8 @@
 """Checks of the models' arguments. Each raises a `ValueError` that gives the value and the remedy.
 
 Shapes and dtypes are checked on every device; values only on the CPU, because reading them from another
-device would make the host wait for it. Nothing is checked while a model is traced, compiled or exported.
+device would make the host wait for it. Nothing is checked while a model is traced, compiled or exported, or
+called with fake tensors.
 
 B batch · T tokens · S tokens that a mask covers: those in the cache and the new ones
 """
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from transformers.utils import logging
+from transformers.utils.import_utils import is_fake_tensor
 
 logger = logging.get_logger(__name__)
 
@@ -22,9 +24,16 @@ IGNORED_LABEL = -100
 WITHOUT_EFFECT = ("head_mask", "decoder_head_mask", "cross_attn_head_mask", "decoder_position_ids")
 
 
+def is_fake(tensor: Any) -> bool:
+    """Return whether a tensor is of a `FakeTensorMode`: it has shape, dtype and device, but no values."""
+    return not torch.compiler.is_compiling() and is_fake_tensor(tensor)
+
+
 def has_values(tensor: Any) -> bool:
-    """Return whether a tensor has values: it is not traced, compiled, exported or transformed."""
+    """Return whether a tensor has values: it is not traced, compiled, exported, transformed or fake."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or not isinstance(tensor, torch.Tensor):
+        return False
+    if is_fake(tensor):
         return False
     try:
         tensor.data_ptr()

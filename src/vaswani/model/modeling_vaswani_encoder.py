@@ -26,7 +26,14 @@ from transformers.processing_utils import Unpack
 from transformers.utils import ModelOutput, TransformersKwargs, auto_docstring, can_return_tuple
 
 from .configuration_vaswani import VaswaniEncoderConfig
-from .input_checks import IGNORED_LABEL, can_be_checked, check_ids, check_labels, check_loss_options
+from .input_checks import (
+    IGNORED_LABEL,
+    can_be_checked,
+    check_ids,
+    check_labels,
+    check_loss_options,
+    is_fake,
+)
 from .losses import answer_loss, choice_loss, class_loss, smoothed_loss, tag_loss, token_loss_function
 from .stacks import VaswaniEncoder, VaswaniPreTrainedModel, layer_norm, other_outputs, tensor_parallel_plan
 
@@ -171,9 +178,11 @@ class VaswaniMaskedLMBase(VaswaniEncoderPreTrainedModel):
         check_labels("labels", labels, hidden_states.shape[:2], self.config.vocab_size)
         check_loss_options(smoothing, kwargs.get("num_items_in_batch"))
         if labels is not None and smoothing is not None:
-            kept = labels != IGNORED_LABEL  # a seventh of the tokens; only they need the transform
-            states, targets = self.mlm_transform(hidden_states[kept]), labels[kept]
-            return smoothed_loss(states, self.lm_head, targets, smoothing, **kwargs), None
+            if not is_fake(labels):  # fake ones do not say how many are left
+                kept = labels != IGNORED_LABEL  # a seventh of the tokens; only they need the transform
+                hidden_states, labels = hidden_states[kept], labels[kept]
+            states = self.mlm_transform(hidden_states)
+            return smoothed_loss(states, self.lm_head, labels, smoothing, **kwargs), None
         logits = self.lm_head(self.mlm_transform(hidden_states))
         if labels is None:
             return None, logits
