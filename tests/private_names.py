@@ -45,6 +45,9 @@ OVERRIDDEN = {
     "transformers.generation.utils:GenerationMixin._beam_search": (
         "Our beam search takes its place, and leaves to it all that it does not do itself."
     ),
+    "transformers.generation.utils:GenerationMixin._prepare_generation_config": (
+        "An option may come from three places; the check of one reads what the library makes of them."
+    ),
     "transformers.generation.utils:GenerationMixin._sample": (
         "Greedy search takes its place; sampling that drops finished sources calls it."
     ),

@@ -5,12 +5,13 @@ import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
-from transformers import DynamicCache, EncoderDecoderCache, StaticCache
+from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, StaticCache
 from transformers.utils import ModelOutput
 
 from tiny import TINY, batch, tiny_model, tokens
@@ -246,6 +247,26 @@ def test_masks_of_every_legitimate_form_mean_the_same() -> None:
     forms.append(torch.zeros(shown.shape)[:, None, None].masked_fill(shown[:, None, None] == 0, -torch.inf))
     for mask in forms:
         torch.testing.assert_close(model(**{**data, "attention_mask": mask}).logits, expected)
+
+
+@pytest.mark.parametrize("given", ["argument", "config", "model"])
+def test_generate_refuses_a_prompt_in_chunks(given: str) -> None:
+    """Of an encoder-decoder, before it encodes anything; causal models compute it."""
+    model, sources = tiny_model(), {"input_ids": ids(2, 7)}
+    options: dict[str, Any] = {"prefill_chunk_size": 4}
+    if given == "config":
+        options = {"generation_config": GenerationConfig(**options)}
+    elif given == "model":
+        model.generation_config.update(**options)
+        options = {}
+    with (
+        patch.object(type(model.model.encoder), "forward", side_effect=AssertionError),
+        pytest.raises(ValueError, match=r"prefill_chunk_size=4 .* leave it out"),
+    ):
+        model.generate(**sources, **options, max_new_tokens=3)
+    causal = make(VaswaniForCausalLM)
+    expected = causal.generate(**sources, max_new_tokens=3)
+    assert causal.generate(**sources, max_new_tokens=3, prefill_chunk_size=4).equal(expected)
 
 
 @pytest.mark.parametrize("wrong", ["longer", "shorter", "holds 2"])

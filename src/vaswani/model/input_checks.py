@@ -208,6 +208,15 @@ def check_no_lost_arguments(arguments: dict[str, Any]) -> None:
         )
 
 
+def check_no_chunks(generation_config: Any) -> None:
+    """Raise if an encoder-decoder is to compute its prompt in chunks, which the library does not do."""
+    if (size := generation_config.prefill_chunk_size) is not None:
+        raise ValueError(
+            f"prefill_chunk_size={size} has no meaning for an encoder-decoder, which encodes its source as a "
+            "whole; leave it out. Causal models take it."
+        )
+
+
 def check_class_labels(labels: torch.Tensor, rows: int, config: Any) -> None:
     """Raise `ValueError` unless each row has one class, one number, or a number for each label."""
     count, kind = config.num_labels, config.problem_type

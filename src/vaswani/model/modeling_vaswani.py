@@ -17,7 +17,7 @@ from transformers.utils import TransformersKwargs, auto_docstring, can_return_tu
 
 from .compatibility import CACHE_NAME, keep_positions, padding_mask_of_cache, takes_cache
 from .configuration_vaswani import VaswaniConfig
-from .input_checks import check_labels, check_logits_to_keep, check_loss_options
+from .input_checks import check_labels, check_logits_to_keep, check_loss_options, check_no_chunks
 from .losses import smoothed_loss, token_loss_function
 from .operators import OutputProjection
 from .stacks import (
@@ -173,6 +173,11 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
             is_tuple = isinstance(encoded, tuple)
             kwargs["encoder_outputs"] = BaseModelOutput(*encoded) if is_tuple else type(encoded)(**encoded)
         return super().generate(*args, **kwargs)
+
+    def _prepare_generation_config(self, *args, **kwargs):
+        prepared = super()._prepare_generation_config(*args, **kwargs)
+        check_no_chunks(prepared[0])
+        return prepared
 
     create_masks_for_generate = staticmethod(padding_mask_of_cache)
 
