@@ -168,10 +168,10 @@ def test_a_picture_is_saved_to_the_given_path(place, capsys, suffix):
         ("positions --model none --layout concatenated", "--layout has no effect with --model"),
         ("positions --model none", "none holds no model (it has no config.json)"),
         ("quality none", "none has neither evaluation.json nor report.json; give the folder of a training"),
-        ("quality other.json", "other.json cannot be read as a report of a distillation (KeyError"),
+        ("quality other.json", "other.json cannot be read as a report of a comparison (KeyError"),
         ("quality report.json --metric rouge1", "large has no score 'rouge1'; expected one of bleu, chrf"),
         ("retention first", "first has neither evaluation.json nor report.json"),
-        ("retention nowhere.json", "nowhere.json cannot be read as a report of a distillation (No such file"),
+        ("retention nowhere.json", "nowhere.json cannot be read as a report of a comparison (No such file"),
     ],
 )
 def test_invalid_plots_give_a_one_line_error(place, capsys, command, message):

@@ -75,6 +75,7 @@ class Found:
 
 
 def found_by_ours(model: Any, **arguments: Any) -> Found:
+    """The beams of a search that returns its cache; tokens and scores of one that drops finished sources."""
     searches = []
 
     def output(search: BeamSearch, *rest: Any) -> Any:
@@ -84,13 +85,13 @@ def found_by_ours(model: Any, **arguments: Any) -> Found:
     real = BeamSearch.output
     with patch.object(BeamSearch, "output", output):
         found = model.generate(**arguments, return_dict_in_generate=True)
-    (only,) = searches
-    scores = only.ended.scores[:, : only.config.num_return_sequences].flatten()
+        sequences = model.generate(**arguments)
+    kept, scores = (each.ended.scores[:, : each.config.num_return_sequences].flatten() for each in searches)
     if arguments.get("output_scores"):
-        assert torch.equal(found.sequences_scores, scores)
+        assert torch.equal(found.sequences_scores, kept)
     else:
         assert found.sequences_scores is None
-    return Found(found.sequences, scores, found.beam_indices)
+    return Found(sequences, scores, found.beam_indices)
 
 
 @contextmanager
