@@ -82,10 +82,10 @@ def test_an_unknown_hub_name_raises_an_error(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "named"),
     [
-        ("runs/dates", "runs holds date and dates_small"),  # the similar ones of four
-        ("./runs/dates", "runs holds date and dates_small"),
-        ("runs/x", "runs holds date, dates_small and multi30k"),  # the first of four
-        ("run", "the current folder holds runs"),
+        ("runs/dates", "runs holds 'date', 'dates_small'"),  # the similar ones of four
+        ("./runs/dates", "runs holds 'date', 'dates_small'"),
+        ("runs/x", "runs holds 'date', 'dates_small', 'multi30k'"),  # the first of four
+        ("run", "the current folder holds 'runs'"),
         ("x", None),
         ("empty/x", None),
         ("nowhere/x", None),

@@ -208,7 +208,7 @@ def _content(
     search = {name: value for name, value in record.items() if name not in ("split", "task")}
     if search.get("engine") == "torch":
         del search["engine"]
-    return final.record(record["split"], range(rows), metrics, unit, package, search=search)
+    return final.record(record["split"], rows, metrics, unit, package, search=search)
 
 
 def _save(request: EvaluationRequest, content: dict[str, Any]) -> None:

@@ -156,16 +156,11 @@ class DistillationRun(TrainingRun):
 
     def _check_without_references(self) -> None:
         """Raise `UserError` if the run needs references to train on."""
-        needs = {
-            "baseline=true": (self.options.baseline, "false"),
-            "vocabulary=own": (self.options.vocabulary == "own", "teacher"),
-        }
-        for option, (is_given, other) in needs.items():
-            if is_given:
-                raise UserError(
-                    f"{option} needs training rows with targets, and the corpus has none beside "
-                    f"unlabelled_file; give a train_file, or set {option.partition('=')[0]} to {other}"
-                )
+        missing = "needs training rows with targets, and the corpus has none beside unlabelled_file"
+        if self.options.baseline:
+            raise UserError(f"baseline=true {missing}; give a train_file, or set baseline to false")
+        if self.options.vocabulary == "own":
+            raise UserError(f"vocabulary=own {missing}; give a train_file, or set vocabulary to teacher")
 
     # --------------------------------------------------------------------------- the student before training
 

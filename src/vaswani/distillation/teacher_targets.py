@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from datasets import Dataset
+import numpy as np
+from datasets import Dataset, concatenate_datasets
 
 from vaswani.data.sources.corpus_spec import TEXT_FEATURES
 from vaswani.distillation.fingerprints import fingerprint_config, fingerprint_tokenizer
@@ -110,12 +111,17 @@ def with_teacher_targets(
     Returns:
         Text columns `source` and `target` of these rows.
     """
-    pairs = list(zip(rows["source"], rows["target"], strict=True))
-    taught = [
-        (source, target.text if target.is_usable else reference)
-        for (source, reference), target in zip(pairs, targets, strict=True)
-    ]
-    whole = [pair for pair in [*(pairs if keep_references else []), *taught] if pair[1]]
-    columns = {"source": [source for source, _ in whole], "target": [target for _, target in whole]}
-    lacking = sum(not target.is_usable for target in targets)
-    return TeacherRows(Dataset.from_dict(columns, features=TEXT_FEATURES), lacking)
+    pairs = zip(targets, rows["target"], strict=True)
+    taught = Dataset.from_dict(
+        {
+            "source": list(rows["source"]),
+            "target": [target.text if target.is_usable else reference for target, reference in pairs],
+        },
+        features=TEXT_FEATURES,
+    )
+    if keep_references:
+        taught = concatenate_datasets([rows.select_columns(list(TEXT_FEATURES)), taught])
+    has_target = [bool(target) for target in taught["target"]]
+    if not all(has_target):
+        taught = taught.select(np.flatnonzero(has_target))
+    return TeacherRows(taught, sum(not target.is_usable for target in targets))

@@ -57,9 +57,9 @@ class Difference(Estimate):
     @classmethod
     def between(cls, score: float, resampled: np.ndarray, other: float, others: np.ndarray) -> Difference:
         """Return a score minus another, from both scores on the same resamples [R]."""
-        estimate = Estimate.from_resamples(score - other, resampled - others)
-        p_value = bootstrap_p_value(score - other, resampled - others)
-        return cls(estimate.value, estimate.low, estimate.high, p_value)
+        value, resampled_values = score - other, resampled - others
+        p_value = bootstrap_p_value(value, resampled_values)
+        return cls(**vars(Estimate.from_resamples(value, resampled_values)), p_value=p_value)
 
 
 def bootstrap_p_value(difference: float, resampled: np.ndarray) -> float:

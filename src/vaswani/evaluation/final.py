@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def evaluate_finished(
 
 def record(
     split: str,
-    rows: Sized,
+    num_rows: int,
     metrics: dict[str, Any],
     unit: str = "rows",
     extra_package: str | None = None,
@@ -62,7 +62,7 @@ def record(
 
     Args:
         split: the name of the split.
-        rows: the rows of the split.
+        num_rows: number of rows scored.
         metrics: see `metric_entries`.
         unit: the unit that is resampled for the intervals, such as "rows".
         extra_package: another package whose version is recorded, because it computed scores.
@@ -71,7 +71,7 @@ def record(
     packages = [*VERSIONS_OF, *([extra_package] if extra_package else [])]
     return {
         "split": split,
-        "rows": len(rows),
+        "rows": num_rows,
         "metrics": metrics,
         "intervals": f"from {RESAMPLES:,} bootstrap resamples of the {unit} (Koehn, 2004), seed 0",
         **more,

@@ -1,14 +1,10 @@
-"""The scores of validations as `vaswani plot curves` and `vaswani report` show them: names and scales.
-
-A score of texts, labels or answers that is in none of the groups below is on the scale from 0 to 100.
-"""
+"""The names of scores as `vaswani plot curves` and `vaswani report` show them."""
 
 from vaswani.evaluation.answer_metrics import AnswerMetric
 from vaswani.evaluation.label_metrics import METRICS_OF_TASK
+from vaswani.evaluation.score_scales import CORRELATIONS, LOWER_IS_BETTER
 from vaswani.evaluation.text_metrics import METRIC_NAMES
 
-CORRELATIONS = ("matthews", "pearson", "spearman")  # −1 to 1
-ERRORS = ("mse", "perplexity", "bits_per_byte")  # at least 0; lower is better, as for losses
 LANGUAGE_MODEL_NAMES = {
     "perplexity": "perplexity",
     "bits_per_byte": "bits per byte",
@@ -20,4 +16,4 @@ SCORE_NAMES: dict[str, str] = {
     **AnswerMetric.names,  # after the labels: "f1" is F1 of spans or of answers
     **LANGUAGE_MODEL_NAMES,
 }
-PERCENTAGES = tuple(name for name in SCORE_NAMES if name not in (*CORRELATIONS, *ERRORS))
+PERCENTAGES = tuple(name for name in SCORE_NAMES if name not in (*CORRELATIONS, *LOWER_IS_BETTER))

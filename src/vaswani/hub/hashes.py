@@ -27,10 +27,12 @@ _MODEL_FILES = (
     *("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json"),
     *(ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTED_SAMPLE),
 )
-_TOKENIZER_FILES = (
+# Files that any tokenizer may have; vocabularies have many names.
+TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("*vocab*", "merges.txt", "*.spm", "*.model", "chat_template.jinja"),
+    *("merges.txt", "chat_template.jinja"),
 )
+_TOKENIZER_FILES = (*TOKENIZER_FILES, "*vocab*", "*.spm", "*.model")
 
 
 def write_hashes(folder: Path) -> None:

@@ -3,7 +3,7 @@
 import difflib
 import os
 
-from vaswani.errors import UserError
+from vaswani.errors import UserError, listing
 
 
 def check_model_name(name: str) -> None:
@@ -33,5 +33,4 @@ def similar_folders(name: str) -> str:
         return ""
     # In a folder that was named, any other model may be meant; in the current folder, only a misspelled one.
     near = difflib.get_close_matches(last, folders, n=3, cutoff=0.6) or (folders[:3] if parent else [])
-    names = " and ".join([", ".join(near[:-1]), near[-1]] if len(near) > 1 else near)
-    return f" ({parent or 'the current folder'} holds {names})" if near else ""
+    return f" ({parent or 'the current folder'} holds {listing(near)})" if near else ""

@@ -32,6 +32,7 @@ from vaswani.hub.adapters import adapted_model, check_published_base
 from vaswani.hub.card import handwritten_card, model_card
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure
+from vaswani.hub.hashes import TOKENIZER_FILES
 from vaswani.hub.plain_card import CARD_FILE_NAME, MARK
 from vaswani.hub.run_metadata import RunMetadata
 from vaswani.hub.weights import check_finite_files, holds_adapter
@@ -42,10 +43,9 @@ logger = logging.getLogger(__name__)
 
 WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json")
 TOKENIZERS = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "vocab.txt", "merges.txt", "*.spm", "spiece.model", "sentencepiece.bpe.model"),
-    *("target_vocab.json", "vocab-src.json", "vocab-tgt.json", "spm.model", "tokenizer.model"),
-    "chat_template.jinja",
+    *TOKENIZER_FILES,
+    *("vocab.json", "vocab.txt", "*.spm", "spiece.model", "sentencepiece.bpe.model", "spm.model"),
+    *("target_vocab.json", "vocab-src.json", "vocab-tgt.json", "tokenizer.model"),
 )
 ADAPTERS = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTED_SAMPLE)
 PUSHED = ("generation_config.json", REPORT_PLOT, *WEIGHTS, *ADAPTERS, *TOKENIZERS)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from transformers.trainer import TRAINER_STATE_NAME
 
 from vaswani.errors import UserError, one_line
-from vaswani.evaluation.score_names import CORRELATIONS, ERRORS, PERCENTAGES, SCORE_NAMES
+from vaswani.evaluation.score_names import PERCENTAGES, SCORE_NAMES
+from vaswani.evaluation.score_scales import CORRELATIONS, LOWER_IS_BETTER
 from vaswani.files.run_files import checkpoints
 from vaswani.insight.figures import new_figure, save_figure, write_plain_numbers
 from vaswani.insight.themes import DASHES, LINES
@@ -36,7 +37,10 @@ PANELS: tuple[tuple[str, dict[str, str], bool], ...] = (
     ("loss, per token", {"loss": "training", "eval_loss": "validation"}, False),
     ("validation, 0 to 100", _of_validations(*PERCENTAGES), False),
     ("validation, −1 to 1", _of_validations(*CORRELATIONS), False),
-    *((f"validation, {SCORE_NAMES[name]}", {f"eval_{name}": "validation"}, False) for name in ERRORS),
+    *(
+        (f"validation, {SCORE_NAMES[name]}", {f"eval_{name}": "validation"}, False)
+        for name in LOWER_IS_BETTER
+    ),
     ("learning rate", {"learning_rate": "learning rate"}, False),
     ("norm of the gradient", {"grad_norm": "before clipping"}, True),
     ("real tokens a second", {"tokens_per_second": "all processes"}, False),
@@ -204,6 +208,6 @@ def summary(history: list[dict[str, Any]]) -> str:
     for name, label in {"loss": "loss", **SCORE_NAMES}.items():
         steps, values = _series(history, f"eval_{name}")
         if values:
-            best = min(values) if name in ("loss", *ERRORS) else max(values)
+            best = min(values) if name in ("loss", *LOWER_IS_BETTER) else max(values)
             lines.append(f"best validation {label}: {best:.2f} at update {steps[values.index(best)]:,}")
     return "\n".join(lines) or "nothing was logged yet"

@@ -126,6 +126,27 @@ def per_token(
     return summed / num_items_in_batch
 
 
+def next_sentence_loss(
+    relation_logits: torch.Tensor,
+    next_sentence_label: torch.Tensor,
+    labels: torch.Tensor | None = None,
+    num_items_in_batch: torch.Tensor | int | None = None,
+) -> torch.Tensor:
+    """Cross-entropy of BERT's prediction whether one segment follows another, the mean over the pairs.
+
+    Args:
+        relation_logits: [B, 2].
+        next_sentence_label: int64 [B].
+        labels: the masked tokens, int64 [B, T], if they are predicted too.
+        num_items_in_batch: number of masked tokens in the whole batch, if this is a part of it. The loss is
+            then multiplied by the share of this part.
+    """
+    loss = token_loss_function(relation_logits, next_sentence_label)
+    if labels is None or num_items_in_batch is None:
+        return loss
+    return per_token(loss * labels.ne(IGNORED_LABEL).sum(), 1, num_items_in_batch)
+
+
 def as_product(hidden_states: torch.Tensor, lm_head: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return states and a weight whose product is the projection; a bias is one more column, times one."""
     if lm_head.bias is None:

@@ -34,7 +34,15 @@ from .input_checks import (
     check_loss_options,
     is_fake,
 )
-from .losses import answer_loss, choice_loss, class_loss, smoothed_loss, tag_loss, token_loss_function
+from .losses import (
+    answer_loss,
+    choice_loss,
+    class_loss,
+    next_sentence_loss,
+    smoothed_loss,
+    tag_loss,
+    token_loss_function,
+)
 from .stacks import VaswaniEncoder, VaswaniPreTrainedModel, layer_norm, other_outputs, tensor_parallel_plan
 
 
@@ -273,10 +281,8 @@ class VaswaniForPreTraining(VaswaniMaskedLMBase):
         loss, logits = self.masked_lm(outputs.last_hidden_state, labels, smoothing, **kwargs)
         relation_logits = self.next_sentence(outputs.pooler_output)
         if next_sentence_label is not None:
-            relation_loss = token_loss_function(relation_logits, next_sentence_label)
-            if loss is not None and (items := kwargs.get("num_items_in_batch")) is not None:
-                # In gradient accumulation, a batch has the share of its masked tokens in the update.
-                relation_loss = relation_loss * ((labels != IGNORED_LABEL).sum() / items)
+            items = kwargs.get("num_items_in_batch")
+            relation_loss = next_sentence_loss(relation_logits, next_sentence_label, labels, items)
             loss = relation_loss if loss is None else loss + relation_loss
         return VaswaniForPreTrainingOutput(
             loss=loss,

@@ -19,6 +19,7 @@ from transformers.utils import logging
 
 from vaswani.bounds import LARGEST_ALPHA, MAX_BEAMS
 from vaswani.errors import UserError
+from vaswani.evaluation.score_scales import LOWER_IS_BETTER
 from vaswani.training.config.options import check_values, option
 from vaswani.training.config.schedule import paper_peak_learning_rate
 from vaswani.training.launch.processes import (
@@ -31,7 +32,6 @@ from vaswani.training.launch.processes import (
 logger = logging.get_logger(__name__)
 
 JSON_FILES = ("accelerator_config", "deepspeed", "fsdp_config")  # fields that may name a JSON file
-LOWER_IS_BETTER = ("mse", "perplexity", "bits_per_byte")  # metrics; the library knows only losses
 RANKING_SCHEDULES = ("reduce_lr_on_plateau", "greedy")  # they rank models, by default by their loss
 REPORTING_PACKAGES = ("tensorboard", "trackio")
 

@@ -136,7 +136,7 @@ class CompletionRun(BaseRun):
             wrong = "" if prediction == reference else f"  (reference: {reference})"
             print(f"{prompt}  →  {prediction}{wrong}")
         more: dict[str, Any] = {"examples": examples} if examples else {}
-        return record(split, rows, metrics, **more)
+        return record(split, len(rows), metrics, **more)
 
 
 @torch.no_grad()

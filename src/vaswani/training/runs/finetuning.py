@@ -239,7 +239,7 @@ def _show_scores(
     more: dict[str, Any] = {"examples": _examples(label_scores, rows)}
     if by_label := label_scores.metric.by_label(label_scores.predictions, label_scores.references):
         more["labels"] = by_label
-    content = record(split, rows, metrics, **more)
+    content = record(split, len(rows), metrics, **more)
     _show(content, scores[f"{split}_loss"])
     return content
 

@@ -208,7 +208,8 @@ class PretrainingRun(BaseRun):
 
 def report_scores(trainer: PretrainingTrainer, split: str, rows: Dataset) -> dict[str, Any]:
     """Print the scores; return what `evaluation.json` holds of them."""
-    return record(split, rows, show_estimates(trainer, split, rows, unit="sequences"), unit="sequences")
+    metrics = show_estimates(trainer, split, rows, unit="sequences")
+    return record(split, len(rows), metrics, unit="sequences")
 
 
 def show_estimates(

@@ -165,7 +165,7 @@ class QuestionAnsweringRun(BaseRun):
         if self.scores.threshold is not None:
             search["null_score_diff_threshold"] = round(self.scores.threshold, 4)
         examples = evaluation.examples(questions)
-        content = record(split, questions, metrics, unit="questions", search=search, examples=examples)
+        content = record(split, len(questions), metrics, unit="questions", search=search, examples=examples)
         write_answers(self.config.output_dir, questions["id"][:], evaluation)
         _show(content, scores[f"{split}_loss"])
         return content

@@ -508,7 +508,7 @@ def _show_scores(
         _show(**example)
     entries = metric_entries(METRIC_NAMES, _estimates(metrics), metrics.signatures)
     more: dict[str, Any] = {"search": _search(trainer), "examples": examples}
-    return record(split, rows, entries, extra_package=SCORING_PACKAGE[metrics.task], **more)
+    return record(split, len(rows), entries, extra_package=SCORING_PACKAGE[metrics.task], **more)
 
 
 def _search(trainer: Trainer) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from vaswani.data.collation import IGNORED_LABEL
 from vaswani.data.text.sequences import boundary_token_ids
 from vaswani.data.tokenization import bytes_in_front, bytes_of_tokens, is_byte_level
-from vaswani.model.losses import token_loss_function
+from vaswani.model.losses import next_sentence_loss, token_loss_function
 from vaswani.training.trainer.adapted import base_model
 from vaswani.training.trainer.base import BaseTrainer, without_cache
 
@@ -88,21 +88,15 @@ class PretrainingTrainer(BaseTrainer):
     def _loss_of_outputs(
         self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """The loss that our models compute, from the outputs of other models.
-
-        The mean over the labels of all batches of an update, plus, for pairs, the next-sentence loss. Each
-        batch weights the latter by its share of the labels.
-        """
+        """The loss that our models compute, from the outputs of other models."""
         follows = self._next_sentence_label
         if self.is_causal:
             labels = predicted_tokens(labels)
         logits = outputs.logits if follows is None else outputs.prediction_logits
         loss = token_loss_function(logits, labels, num_items_in_batch)
         if follows is not None:
-            share = (
-                labels.ne(IGNORED_LABEL).sum() / num_items_in_batch if num_items_in_batch is not None else 1
-            )
-            loss = loss + share * token_loss_function(outputs.seq_relationship_logits, follows)
+            relation_logits = outputs.seq_relationship_logits
+            loss = loss + next_sentence_loss(relation_logits, follows, labels, num_items_in_batch)
         return loss
 
     # -------------------------------------------------------------------------------------------- evaluation
