@@ -109,6 +109,36 @@ def test_source_and_target_give_back_the_text(strategy):
         assert not left
 
 
+@pytest.mark.parametrize("strategy", ["ind_orig", "random", "lead"])
+@pytest.mark.parametrize("kept", [0.2, 0.5, 1])
+def test_a_share_of_the_chosen_sentences_stays_in_the_source(strategy, kept):
+    choice = GapChoice(0.4, strategy, kept)
+    noise, generator = GapSentences(choice, MASK), np.random.default_rng(0)
+    masks = chosen = 0
+    for row in pieces(choice):
+        sentences = np.split(np.array(row["input_ids"]), row["sentence_starts"][1:])
+        row = row | {"input_ids": np.array(row["input_ids"])}
+        source, target = noise(row, generator)
+        assert len(source) < row["source_length"] <= 40  # one more for the end
+        assert len(target) < row["target_length"]
+        left, missing = source.tolist(), []
+        for sentence in sentences:
+            if left[:1] == [MASK]:
+                left = left[1:]
+                missing.append(sentence.tolist())
+            else:
+                assert left[: len(sentence)] == sentence.tolist()
+                left = left[len(sentence) :]
+        assert not left
+        number_chosen = choice.count(len(sentences))
+        if strategy != "random":  # the targets of all chosen sentences, kept or not
+            assert target.tolist() == np.concatenate([sentences[gap] for gap in row["gaps"]]).tolist()
+        assert len(missing) <= number_chosen
+        masks, chosen = masks + len(missing), chosen + number_chosen
+    share = 1 - masks / chosen
+    assert abs(share - kept) <= 3 * (kept * (1 - kept) / chosen) ** 0.5
+
+
 def test_texts_of_one_sentence_have_no_source():
     rows = make_sequences(
         Dataset.from_dict({"text": ["The dog sleeps.", "The cat sings. The dog sleeps."]}),
@@ -119,11 +149,18 @@ def test_texts_of_one_sentence_have_no_source():
     assert rows[0]["gaps"] == [] != rows[1]["gaps"]
 
 
-def targets(strategy: str, epoch: int = 0, seed: int = 0, ratio: float = 0.3) -> list:
-    choice = GapChoice(ratio, strategy)
+def pairs(choice: GapChoice, epoch: int = 0, seed: int = 0) -> list:
     collator = DenoisingCollator(TOKENIZER, START, GapSentences(choice, MASK), seed)
     collator.set_epoch(epoch)
-    return [collator.pair(row)["labels"].tolist() for row in pieces(choice)]
+    return [collator.pair(row) for row in pieces(choice)]
+
+
+def targets(strategy: str, ratio: float = 0.3, **draw) -> list:
+    return [pair["labels"].tolist() for pair in pairs(GapChoice(ratio, strategy), **draw)]
+
+
+def sources(kept: float, **draw) -> list:
+    return [pair["input_ids"].tolist() for pair in pairs(GapChoice(kept=kept), **draw)]
 
 
 def test_random_choices_depend_on_seed_and_epoch_and_others_do_not():
@@ -134,6 +171,14 @@ def test_random_choices_depend_on_seed_and_epoch_and_others_do_not():
         assert targets(strategy) == targets(strategy, epoch=1) == targets(strategy, seed=1)
         assert targets(strategy) != targets(strategy, ratio=0.6)
     assert targets("ind_orig") != targets("lead")
+
+
+def test_kept_sentences_depend_on_seed_and_epoch():
+    assert sources(0.5) == sources(0.5)
+    assert sources(0.5) != sources(0.5, epoch=1)
+    assert sources(0.5) != sources(0.5, seed=1)
+    assert sources(0) == sources(0, epoch=1) != sources(0.2)
+    assert sources(1) == sources(1, epoch=1)
 
 
 def test_the_sentence_mask_is_the_first_mask_token_of_pegasus():

@@ -6,6 +6,9 @@ removes the sentences that best summarize the rest: each sentence is scored inde
 between it and all other sentences, and repeated words count. `random` draws new sentences in each epoch.
 `lead` removes the first sentences.
 
+A share of the chosen sentences can stay in the source as well. The target still has them, so that the model
+learns to copy, which a summarizer needs (PEGASUS keeps 20 %, section 6.2). Each epoch draws them anew.
+
 N tokens of a text · S sentences
 """
 
@@ -42,10 +45,12 @@ class GapChoice:
     Args:
         ratio: share of the sentences to remove, above 0 and below 1; at least one is removed and one kept.
         strategy: see the module's docstring.
+        kept: probability that a chosen sentence stays in the source, from 0 to 1.
     """
 
     ratio: float = 0.3
     strategy: Strategy = "ind_orig"
+    kept: float = 0.0
 
     def count(self, sentences: int) -> int:
         """Return how many of two or more sentences are removed."""
@@ -64,10 +69,23 @@ class GapChoice:
         """Draw the indices of the removed sentences, sorted."""
         return np.sort(generator.choice(sentences, self.count(sentences), replace=False))
 
-    def most(self, lengths: Integers) -> tuple[int, int]:
-        """Return the maximum lengths of source and target for sentences of these lengths [S]."""
+    def removed(self, chosen: Integers, generator: np.random.Generator) -> Integers:
+        """Return the chosen sentences without those that stay in the source."""
+        if not self.kept:
+            return chosen
+        return chosen[generator.random(len(chosen)) >= self.kept]
+
+    def most(self, lengths: Integers, gaps: Integers) -> tuple[int, int]:
+        """Return the maximum lengths of source and target for sentences of these lengths [S].
+
+        `gaps` are the sentences that every epoch chooses; empty for `random`.
+        """
         count, ordered = self.count(len(lengths)), np.sort(lengths)
-        return int(ordered[count:].sum()) + count, int(ordered[-count:].sum())
+        target = int(lengths[gaps].sum()) if len(gaps) else int(ordered[-count:].sum())
+        if self.kept:  # perhaps all of them
+            return int(lengths.sum()), target
+        left = lengths.sum() - target if len(gaps) else ordered[count:].sum()
+        return int(left) + count, target
 
 
 def rouge1_with_rest(sentences: Sequence[str]) -> npt.NDArray[np.float64]:
@@ -102,12 +120,12 @@ class GapSentences:
     def __call__(self, row: Example, generator: np.random.Generator) -> tuple[Integers, Integers]:
         """Return the source and the target of a row with `input_ids`, `sentence_starts` and `gaps`."""
         sentences = np.split(row["input_ids"], row["sentence_starts"][1:])
-        gaps = row["gaps"]
+        gaps = np.asarray(row["gaps"])
         if self.choice.strategy == "random":
             gaps = self.choice.drawn(len(sentences), generator)
-        removed = set(map(int, gaps))
+        removed = set(self.choice.removed(gaps, generator).tolist())
         source = [[self.mask] if number in removed else part for number, part in enumerate(sentences)]
-        return np.concatenate(source), np.concatenate([sentences[number] for number in sorted(removed)])
+        return np.concatenate(source), np.concatenate([sentences[number] for number in gaps])
 
 
 def sentence_mask(tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -141,10 +159,7 @@ class GapPieces(SequenceBuilder):
                     continue
                 lengths = np.diff(starts, append=len(part.ids))
                 gaps = self.choice.fixed(_texts(part, starts))
-                source, target = self.choice.most(lengths)
-                if len(gaps):
-                    target = int(lengths[gaps].sum())
-                    source = len(part.ids) - target + len(gaps)
+                source, target = self.choice.most(lengths, gaps)
                 yield {
                     "input_ids": part.ids,
                     "sentence_starts": starts,

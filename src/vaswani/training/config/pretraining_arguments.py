@@ -186,6 +186,13 @@ class GapSentencesObjective(Section):
         "Which sentences: those with the best ROUGE-1 F1 against the rest (ind_orig), new ones in each epoch "
         "(random), or the first (lead).",
     )
+    gap_sentence_kept: float = option(
+        0.0,
+        "Probability that a chosen sentence stays in the source too, so that the model learns to copy. Each "
+        "epoch draws new ones.",
+        at_least=0,
+        at_most=1,
+    )
 
 
 @dataclass

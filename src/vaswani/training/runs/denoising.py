@@ -210,9 +210,9 @@ class GapSentencesRun(DenoisingRun):
 
     @property
     def choice(self) -> GapChoice:
-        """The share and the choice of the removed sentences."""
+        """Chooses the removed sentences."""
         task: GapSentencesObjective = self.config.task
-        return GapChoice(task.gap_sentence_ratio, task.gap_sentence_strategy)
+        return GapChoice(task.gap_sentence_ratio, task.gap_sentence_strategy, task.gap_sentence_kept)
 
     def with_markers(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
         """Return the tokenizer if it has a mask for sentences, otherwise one with all markers."""

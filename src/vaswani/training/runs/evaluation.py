@@ -34,7 +34,7 @@ SETTINGS_OF_OBJECTIVE: dict[str, tuple[str, ...]] = {
     "masked": ("mask_probability", "whole_word_masking", "next_sentence"),
     "causal": ("pack",),
     "span_denoising": ("noise_density", "mean_noise_span_length"),
-    "gap_sentences": ("gap_sentence_ratio", "gap_sentence_strategy"),
+    "gap_sentences": ("gap_sentence_ratio", "gap_sentence_strategy", "gap_sentence_kept"),
 }
 SETTINGS_OF_COMPLETIONS = ("prompt_field", "completion_field", "messages_field", "max_length", "seed")
 USUAL_LENGTH = 512  # default tokens of a sequence, if neither a training nor positions decide it
