@@ -251,7 +251,7 @@ ZERO_TURNS_OFF = {
         "eval_delay",
     ),
     *("sparse_global_blocks", "sparse_global_tokens", "sparse_random_blocks", "dataloader_num_workers"),
-    *("label_weight", "soft_target_weight", "cosine_weight", "relation_weight"),
+    *("gap_sentence_kept", "label_weight", "soft_target_weight", "cosine_weight", "relation_weight"),
     *("adam_beta1", "adam_beta2"),  # the gradient itself, and its last square
 }
 ACCEPTED = {
