@@ -61,6 +61,13 @@ def test_future_warnings_of_libraries_are_hidden_by_default():
         assert "".join(word for word in ("later", "now") if f"Warning: {word}" in process.stderr) == said
 
 
+def test_plots_of_a_log_import_no_models(tmp_path):
+    log = [{"step": step, "loss": 1.0, "eval_bleu": 2.0} for step in (1, 2)]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": log}))
+    commands = [["report", str(tmp_path)], ["plot", "curves", str(tmp_path), "--output", f"{tmp_path}/c.png"]]
+    assert outcomes(commands) == [(0, ["numpy"])] * 2  # matplotlib needs it
+
+
 REFUSED = (
     "train",
     "train --learing_rate 1",

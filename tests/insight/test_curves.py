@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers.trainer import TRAINER_STATE_NAME
 
 from drawn import check_nothing_is_cut_off
 from vaswani.cli import run
@@ -11,6 +12,7 @@ from vaswani.errors import UserError
 from vaswani.evaluation.answer_metrics import AnswerMetric
 from vaswani.evaluation.label_metrics import METRICS_OF_TASK
 from vaswani.evaluation.text_metrics import METRICS as TEXT_METRICS
+from vaswani.files.run_files import LOG_FILE
 from vaswani.insight.curves import PANELS, draw_curves, read_histories, read_history, summary
 from vaswani.training.runs.language_modelling import SCORE_NAMES as LANGUAGE_MODEL_SCORES
 
@@ -128,6 +130,10 @@ def test_a_damaged_trainer_state_raises_an_error(tmp_path, capsys):
     write(tmp_path, []).joinpath("trainer_state.json").write_text("{")
     assert run(["report", str(tmp_path)]) == 2
     assert f"{tmp_path}/trainer_state.json cannot be read" in capsys.readouterr().err
+
+
+def test_the_log_has_the_name_that_the_library_gives_it():
+    assert LOG_FILE == TRAINER_STATE_NAME  # spelled out, because its module takes seconds to import
 
 
 # Several runs.

@@ -11,13 +11,11 @@ from transformers.trainer_utils import IntervalStrategy
 from vaswani import VaswaniConfig, VaswaniDecoderConfig, VaswaniEncoderConfig
 from vaswani.data.sources.corpus_spec import CorpusSpec
 from vaswani.errors import UserError
-from vaswani.evaluation.label_metrics import METRICS_OF_TASK
-from vaswani.evaluation.text_metrics import METRIC_NAMES
+from vaswani.evaluation import score_names
 from vaswani.training.config.arguments import DataArguments, ModelArguments
 from vaswani.training.config.pretraining_arguments import DecoderArguments, EncoderArguments
 from vaswani.training.config.schedule import paper_peak_learning_rate
 from vaswani.training.config.training_arguments import TrainingArguments, names_of_dictionaries
-from vaswani.training.runs.language_modelling import SCORE_NAMES
 
 DERIVED_FROM_THE_DATA = {"vocab_size", "decoder_vocab_size", "token_type_vocab_size"}
 OF_THE_LIBRARY = {"use_cache", "is_encoder_decoder", "decoder_start_token_id"}
@@ -70,11 +68,7 @@ def test_training_defaults_are_the_papers():
 
 
 def test_the_best_model_has_the_lowest_loss_or_the_highest_score(tmp_path):
-    names = {
-        *SCORE_NAMES,
-        *METRIC_NAMES,
-        *(name for metric in METRICS_OF_TASK.values() for name in metric.names),
-    }
+    names = {"loss", *score_names.ALL}
     lower = {"loss", "mse", "perplexity", "bits_per_byte"}
     assert lower <= names
     for name in names:

@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from vaswani.evaluation.confidence import Difference, Estimate
-from vaswani.evaluation.score_scales import LOWER_IS_BETTER
+from vaswani.evaluation.score_names import LOWER_IS_BETTER
 
 SPEED_ROWS = 500  # most rows of a timed round
 ROUNDS = 5  # timed, after one of warm-up

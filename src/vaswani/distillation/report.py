@@ -11,8 +11,8 @@ from typing import Any
 from vaswani.distillation.comparison import Comparison
 from vaswani.distillation.measuring import FIRST, OTHER, BaseComparison, Measured
 from vaswani.errors import RunError, UserError
+from vaswani.evaluation import score_names
 from vaswani.evaluation.confidence import Difference, Estimate
-from vaswani.evaluation.text_metrics import METRIC_NAMES
 from vaswani.files.atomic_files import write_whole
 from vaswani.files.json_files import finite_json, without_non_finite
 from vaswani.files.run_files import REPORT_DATA, REPORT_PLOT, REPORT_TEXT
@@ -95,7 +95,7 @@ def as_markdown(comparison: Comparison) -> str:
     """Return a section of a model card: tables with a row for each model, conclusions, and conditions."""
     rows = [cells(model, model.sentences_per_second, _size_of_weights(model)) for model in comparison.models]
     sizes, conditions = ["parameters", "weights"], _conditions(comparison)
-    return section(comparison, METRIC_NAMES, rows, sizes, "sentences/s", "decodes", conditions)
+    return section(comparison, score_names.TEXTS, rows, sizes, "sentences/s", "decodes", conditions)
 
 
 def section(
@@ -228,7 +228,7 @@ def _conditions(comparison: Comparison) -> Iterator[str]:
     dtypes = _listing(model.dtype for model in comparison.models)
     yield f"- Data: {comparison.data}, {comparison.rows:,} rows."
     for name, signature in comparison.signatures.items():
-        yield f"- {METRIC_NAMES[name]}: `{signature}`."
+        yield f"- {score_names.TEXTS[name]}: `{signature}`."
     yield from intervals_lines(comparison.bootstrap["resamples"], comparison.bootstrap["seed"])
     search = ", ".join(f"{name} {value}" for name, value in comparison.search.items() if value is not None)
     yield f"- Search: {search}, max_length {lengths}."

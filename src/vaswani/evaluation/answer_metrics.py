@@ -13,12 +13,12 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
-from typing import ClassVar
 
 import datasets
 import evaluate
 import numpy as np
 
+from vaswani.evaluation import score_names
 from vaswani.evaluation.label_metrics import Floats, LabelMetric, percent
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -57,13 +57,7 @@ def best_scores(prediction: str, references: Sequence[str]) -> tuple[float, floa
 class AnswerMetric(LabelMetric):
     """Exact match and F1 of answers; also per kind if only some of the questions are answerable."""
 
-    names: ClassVar = {
-        "exact_match": "exact match",
-        "f1": "F1",
-        "has_answer_exact_match": "exact match, answerable",
-        "has_answer_f1": "F1, answerable",
-        "no_answer_accuracy": "accuracy, unanswerable",
-    }
+    names = score_names.ANSWERS
     description = "Exact match and F1 of answers to questions, as in SQuAD, 0 to 100."
 
     def _info(self) -> evaluate.MetricInfo:

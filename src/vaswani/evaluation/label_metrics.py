@@ -18,6 +18,7 @@ import evaluate
 import numpy as np
 import numpy.typing as npt
 
+from vaswani.evaluation import score_names
 from vaswani.evaluation.confidence import Estimate, resampled_rows
 from vaswani.evaluation.spans import mark_spans, spans_of
 
@@ -96,7 +97,7 @@ class ClassificationMetric(LabelMetric):
     or references are all the same.
     """
 
-    names: ClassVar = {"accuracy": "accuracy", "macro_f1": "macro F1", "matthews": "Matthews' correlation"}
+    names = score_names.CLASSIFICATION
     description = "Accuracy and macro F1, 0 to 100, and Matthews' correlation of one label for each text."
     of_a_row = datasets.Value("string")
 
@@ -128,7 +129,7 @@ class ClassificationMetric(LabelMetric):
 class MultiLabelMetric(LabelMetric):
     """Micro F1, macro F1 over the labels that occur, and the share of texts with all labels right."""
 
-    names: ClassVar = {"micro_f1": "micro F1", "macro_f1": "macro F1", "subset_accuracy": "subset accuracy"}
+    names = score_names.MULTI_LABEL
     description = "Micro and macro F1, and subset accuracy, of sets of labels, 0 to 100."
     of_a_row = datasets.List(datasets.Value("string"))
 
@@ -163,7 +164,7 @@ class RegressionMetric(LabelMetric):
     A correlation is 0 if predictions or references are constant.
     """
 
-    names: ClassVar = {"pearson": "Pearson's r", "spearman": "Spearman's ρ", "mse": "mean squared error"}
+    names = score_names.REGRESSION
     description = "Pearson's and Spearman's correlation, and the mean squared error, of numbers."
     of_a_row = datasets.Value("float64")
 
@@ -187,12 +188,7 @@ class TaggingMetric(LabelMetric):
     A span is right if its first word, last word and type are, as in CoNLL's shared tasks (see `spans_of`).
     """
 
-    names: ClassVar = {
-        "token_accuracy": "token accuracy",
-        "precision": "span precision",
-        "recall": "span recall",
-        "f1": "span F1",
-    }
+    names = score_names.TAGGING
     description = "Accuracy of words' tags, and precision, recall and F1 of the spans they mark, 0 to 100."
     of_a_row = datasets.List(datasets.Value("string"))
 

@@ -1,19 +1,39 @@
-"""The names of scores as `vaswani plot curves` and `vaswani report` show them."""
+"""Names and scales of scores. This module imports nothing, so that options and plots can read it."""
 
-from vaswani.evaluation.answer_metrics import AnswerMetric
-from vaswani.evaluation.label_metrics import METRICS_OF_TASK
-from vaswani.evaluation.score_scales import CORRELATIONS, LOWER_IS_BETTER
-from vaswani.evaluation.text_metrics import METRIC_NAMES
-
-LANGUAGE_MODEL_NAMES = {
+TEXTS = {
+    "bleu": "BLEU",
+    "chrf": "chrF2",
+    "exact_match": "exact match",
+    "bleu_lowercased": "BLEU, lower-cased",
+    "rouge1": "ROUGE-1",
+    "rouge2": "ROUGE-2",
+    "rougeL": "ROUGE-L",
+    "rougeLsum": "ROUGE-Lsum",
+}
+CLASSIFICATION = {"accuracy": "accuracy", "macro_f1": "macro F1", "matthews": "Matthews' correlation"}
+MULTI_LABEL = {"micro_f1": "micro F1", "macro_f1": "macro F1", "subset_accuracy": "subset accuracy"}
+REGRESSION = {"pearson": "Pearson's r", "spearman": "Spearman's ρ", "mse": "mean squared error"}
+TAGGING = {
+    "token_accuracy": "token accuracy",
+    "precision": "span precision",
+    "recall": "span recall",
+    "f1": "span F1",
+}
+ANSWERS = {
+    "exact_match": "exact match",
+    "f1": "F1",
+    "has_answer_exact_match": "exact match, answerable",
+    "has_answer_f1": "F1, answerable",
+    "no_answer_accuracy": "accuracy, unanswerable",
+}
+LANGUAGE_MODELS = {
     "perplexity": "perplexity",
     "bits_per_byte": "bits per byte",
     "next_sentence_accuracy": "next-sentence accuracy",
 }
-SCORE_NAMES: dict[str, str] = {
-    **METRIC_NAMES,
-    **{name: shown for metric in METRICS_OF_TASK.values() for name, shown in metric.names.items()},
-    **AnswerMetric.names,  # after the labels: "f1" is F1 of spans or of answers
-    **LANGUAGE_MODEL_NAMES,
-}
-PERCENTAGES = tuple(name for name in SCORE_NAMES if name not in (*CORRELATIONS, *LOWER_IS_BETTER))
+# All of them, as plots show them. "f1" is F1 of spans or of answers.
+ALL = TEXTS | CLASSIFICATION | MULTI_LABEL | REGRESSION | TAGGING | ANSWERS | LANGUAGE_MODELS
+
+CORRELATIONS = ("matthews", "pearson", "spearman")  # −1 to 1
+LOWER_IS_BETTER = ("mse", "perplexity", "bits_per_byte")  # at least 0, as losses
+PERCENTAGES = tuple(name for name in ALL if name not in (*CORRELATIONS, *LOWER_IS_BETTER))

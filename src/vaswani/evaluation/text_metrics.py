@@ -160,16 +160,6 @@ METRICS_OF_TASK: dict[str, dict[str, type[evaluate.Metric]]] = {  # the first on
     "summarization": dict.fromkeys(ROUGE_KINDS, Rouge),
 }
 METRICS = {name: metric for metrics in METRICS_OF_TASK.values() for name, metric in metrics.items()}
-METRIC_NAMES = {  # for display
-    "bleu": "BLEU",
-    "chrf": "chrF2",
-    "exact_match": "exact match",
-    "bleu_lowercased": "BLEU, lower-cased",
-    "rouge1": "ROUGE-1",
-    "rouge2": "ROUGE-2",
-    "rougeL": "ROUGE-L",
-    "rougeLsum": "ROUGE-Lsum",
-}
 SCORING_PACKAGE = {"translation": "sacrebleu", "summarization": "rouge-score"}
 
 

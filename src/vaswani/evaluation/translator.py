@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from vaswani.errors import UserError
+from vaswani.evaluation import score_names
 from vaswani.evaluation.confidence import Estimate
 from vaswani.evaluation.final import metric_entries
 from vaswani.evaluation.summary import score_fields, speed_line
-from vaswani.evaluation.text_metrics import METRIC_NAMES
 from vaswani.inference.translate.results import Translation
 from vaswani.inference.translate.translation import Translator
 
@@ -74,7 +74,7 @@ class Evaluation:
 
     def metrics(self) -> dict[str, Any]:
         """Return the scores with their intervals as in `evaluation.json`."""
-        return metric_entries(METRIC_NAMES, self.estimates, self.signatures)
+        return metric_entries(score_names.TEXTS, self.estimates, self.signatures)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the translations as plain JSON values."""

@@ -7,6 +7,7 @@ SETTINGS_FILE = "training_config.yaml"
 HISTORY = "resumed"  # key in this file: the settings that changed when the run was resumed
 CORPUS_FILE = "corpus.json"
 EVALUATION_FILE = "evaluation.json"
+LOG_FILE = "trainer_state.json"  # `transformers.trainer.TRAINER_STATE_NAME`, which is slow to import
 AVERAGED_FILE = "averaged.json"  # the checkpoints whose weights were averaged
 MANIFEST = "manifest.json"  # of a checkpoint; written last
 PASSES = "passes"  # key in this file: the number of batches of each finished pass over a stream

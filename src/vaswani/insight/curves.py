@@ -8,12 +8,10 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers.trainer import TRAINER_STATE_NAME
-
 from vaswani.errors import UserError, one_line
-from vaswani.evaluation.score_names import PERCENTAGES, SCORE_NAMES
-from vaswani.evaluation.score_scales import CORRELATIONS, LOWER_IS_BETTER
-from vaswani.files.run_files import checkpoints
+from vaswani.evaluation import score_names
+from vaswani.evaluation.score_names import CORRELATIONS, LOWER_IS_BETTER, PERCENTAGES
+from vaswani.files.run_files import LOG_FILE, checkpoints
 from vaswani.insight.figures import new_figure, save_figure, write_plain_numbers
 from vaswani.insight.themes import DASHES, LINES
 
@@ -29,7 +27,7 @@ AGAINST = {"updates": "update", "tokens": "tokens"}  # quantity on the horizonta
 
 def _of_validations(*names: str) -> dict[str, str]:
     """Return the keys of scores in a log, with their names."""
-    return {f"eval_{name}": SCORE_NAMES[name] for name in names}
+    return {f"eval_{name}": score_names.ALL[name] for name in names}
 
 
 # Each panel: title, keys of the log with their legends, and whether the axis is logarithmic.
@@ -38,7 +36,7 @@ PANELS: tuple[tuple[str, dict[str, str], bool], ...] = (
     ("validation, 0 to 100", _of_validations(*PERCENTAGES), False),
     ("validation, −1 to 1", _of_validations(*CORRELATIONS), False),
     *(
-        (f"validation, {SCORE_NAMES[name]}", {f"eval_{name}": "validation"}, False)
+        (f"validation, {score_names.ALL[name]}", {f"eval_{name}": "validation"}, False)
         for name in LOWER_IS_BETTER
     ),
     ("learning rate", {"learning_rate": "learning rate"}, False),
@@ -62,14 +60,12 @@ def read_history(run: Path) -> list[dict[str, Any]]:
     Raises:
         UserError: the folder is not a run's folder, or the log cannot be read.
     """
-    own = run / TRAINER_STATE_NAME
-    in_checkpoints = (folder / TRAINER_STATE_NAME for folder in checkpoints(run))
+    own = run / LOG_FILE
+    in_checkpoints = (folder / LOG_FILE for folder in checkpoints(run))
     last = next(filter(Path.is_file, in_checkpoints), None)
     found = [path for path in (own, last) if path is not None and path.is_file()]
     if not found:
-        raise UserError(
-            f"neither {run} nor a checkpoint in it has {TRAINER_STATE_NAME}; give a run's output_dir"
-        )
+        raise UserError(f"neither {run} nor a checkpoint in it has {LOG_FILE}; give a run's output_dir")
     return max(map(_read_log, found), key=lambda log: max((entry["step"] for entry in log), default=0))
 
 
@@ -205,7 +201,7 @@ def summary(history: list[dict[str, Any]]) -> str:
         if speeds:
             shown.append(f"{speeds[len(speeds) // 2]:,.0f} real tokens a second (median)")
         lines.append(", ".join(shown))
-    for name, label in {"loss": "loss", **SCORE_NAMES}.items():
+    for name, label in {"loss": "loss", **score_names.ALL}.items():
         steps, values = _series(history, f"eval_{name}")
         if values:
             best = min(values) if name in ("loss", *LOWER_IS_BETTER) else max(values)

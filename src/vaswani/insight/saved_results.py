@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from vaswani.errors import UserError, one_line
+from vaswani.evaluation import score_names
 from vaswani.evaluation.confidence import Estimate
-from vaswani.evaluation.text_metrics import METRIC_NAMES
 from vaswani.files.json_files import read_object
 from vaswani.files.run_files import EVALUATION_FILE, REPORT_DATA
 from vaswani.hub.run_metadata import read_run_metadata
@@ -38,7 +38,7 @@ class MeasuredModel:
     speed: float | None
     scores: dict[str, Estimate]
     retentions: dict[str, Estimate] = field(default_factory=dict)
-    names: Mapping[str, str] = field(default_factory=lambda: METRIC_NAMES)
+    names: Mapping[str, str] = field(default_factory=lambda: score_names.TEXTS)
     rows: int | None = None
 
 
@@ -69,7 +69,7 @@ def read_measured(path: Path) -> list[MeasuredModel]:
 
 
 def _read_report(report: dict[str, Any]) -> list[MeasuredModel]:
-    names = report.get("names", METRIC_NAMES)
+    names = report.get("names", score_names.TEXTS)
     return [
         MeasuredModel(
             name=model["name"],

@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 from vaswani.bounds import LARGEST_ALPHA, MAX_BEAMS
 from vaswani.errors import UserError
-from vaswani.evaluation.score_scales import LOWER_IS_BETTER
+from vaswani.evaluation.score_names import LOWER_IS_BETTER
 from vaswani.training.config.options import check_values, option
 from vaswani.training.config.schedule import paper_peak_learning_rate
 from vaswani.training.launch.processes import (

@@ -28,10 +28,10 @@ from vaswani.data.sources.corpus import Corpus
 from vaswani.data.text_codec import Side, TextCodec, for_languages, has_one_vocabulary
 from vaswani.data.tokenization import check_tags, check_vocab_size, load_tokenizers
 from vaswani.errors import UserError
+from vaswani.evaluation import score_names
 from vaswani.evaluation.confidence import Estimate, resampled_scores
 from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, metric_entries, record, shortened
 from vaswani.evaluation.text_metrics import (
-    METRIC_NAMES,
     METRICS,
     METRICS_OF_TASK,
     SCORING_PACKAGE,
@@ -506,7 +506,7 @@ def _show_scores(
     ]
     for example in examples:
         _show(**example)
-    entries = metric_entries(METRIC_NAMES, _estimates(metrics), metrics.signatures)
+    entries = metric_entries(score_names.TEXTS, _estimates(metrics), metrics.signatures)
     more: dict[str, Any] = {"search": _search(trainer), "examples": examples}
     return record(split, len(rows), entries, extra_package=SCORING_PACKAGE[metrics.task], **more)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from transformers.trainer import TRAINER_STATE_NAME
 
 from vaswani.errors import UserError
-from vaswani.evaluation.score_scales import LOWER_IS_BETTER
+from vaswani.evaluation.score_names import LOWER_IS_BETTER
 from vaswani.files.json_files import read_object
 from vaswani.files.run_files import MANIFEST, checkpoints
 from vaswani.hub.hashes import check_whole
