@@ -96,3 +96,18 @@ def test_lists_and_training_targets_in_one_table_need_a_choice(
         assert len(json.loads(capsys.readouterr().out)["hypotheses"]) == 2
     finally:
         settings.unlink()
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "problem"),
+    [
+        *((command, "texts", "does not translate") for command in ("translate", "summarize", "align")),
+        ("generate", "pairs", "does not continue texts"),
+    ],
+)
+def test_a_model_of_another_kind_is_refused_before_a_missing_column(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, kind: str, problem: str
+) -> None:
+    table = write_jsonl(tmp_path / "rows.jsonl", [{"body": "one two"}])
+    assert run([command, "--model", str(models / kind), "--input", str(table)]) == 2
+    assert problem in capsys.readouterr().err

@@ -100,8 +100,11 @@ def generate(
     Each input line gives one output line, its continuation. Each row of a table
     gives a line of JSON: the row with its continuation.
     """
+    from transformers import AutoModelForCausalLM
+
     from vaswani.files.line_files import check_not_input
     from vaswani.files.run_settings import read_settings
+    from vaswani.hub.checkpoint import check_kind
 
     options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
@@ -119,6 +122,7 @@ def generate(
     if stream:
         check_stream_options({"--num_samples": num_samples, "--buffer_size": buffer_size})
     check_not_input(output_name, input_name)
+    check_kind(model, AutoModelForCausalLM, loading["revision"])
     fields = {"prompt_field": prompt_field, "messages_field": messages_field}
     added, trained = output_field or "continuation", read_settings(Path(model))
     with _open_prompts(input_name, fields, trained, chat, None if num_samples else added) as texts:

@@ -286,6 +286,12 @@ def _translate(job: _Job, models: list[str], **options: Any) -> "LineReport":
 
     job.check()
     check_not_input(job.output_name, job.input_name)
+    if options["engine"] != "ctranslate2":
+        from transformers import AutoModelForSeq2SeqLM
+
+        from vaswani.hub.checkpoint import check_kind
+
+        check_kind(models[0], AutoModelForSeq2SeqLM, options["revision"])
     with job.texts() as texts:
         from vaswani.inference.translate.phrases import check_prefix
         from vaswani.inference.translate.translation import Translator

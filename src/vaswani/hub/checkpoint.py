@@ -46,12 +46,10 @@ from vaswani.hub.weights import (
 logger = logging.getLogger(__name__)
 
 
+ENCODER_DECODERS = "an encoder-decoder such as 'vaswani', 'marian', 'bart' or 't5'"
 # For error messages, by Auto class: what a model lacks that it does not load, and examples of those it loads.
 _PURPOSES = {
-    AutoModelForSeq2SeqLM: (
-        "does not translate",
-        "an encoder-decoder such as 'vaswani', 'marian', 'bart' or 't5'",
-    ),
+    AutoModelForSeq2SeqLM: ("does not translate", ENCODER_DECODERS),
     AutoModelForCausalLM: (
         "does not continue texts",
         "a causal model such as 'vaswani_decoder', 'gpt2' or 'llama'",
@@ -129,6 +127,12 @@ def check_serves(auto_class: Any, config: PreTrainedConfig, directory: Path) -> 
         f"{directory} holds a model of type {config.model_type!r}, which {problem}; expected "
         f"{expected}{advice}"
     )
+
+
+def check_kind(name: str, auto_class: Any, revision: str | None = None) -> None:
+    """Raise a UserError unless an Auto class loads a model, whose weights are not downloaded for this."""
+    folder = local_folder(name, revision, weights=False)
+    check_serves(auto_class, read_config(folder), folder)
 
 
 def weights_folder(directory: Path) -> Path:
