@@ -125,7 +125,7 @@ MaxSourceLength = Annotated[
         at_least=1,
     ),
 ]
-TooLong = Annotated[
+TooLongSources = Annotated[
     str | None,
     typer.Option(
         "--too_long",
@@ -357,7 +357,7 @@ def _translator_options(
     num_beams: NumBeams = None,
     length_penalty: LengthPenalty = 0.6,
     max_source_length: MaxSourceLength = None,
-    too_long: TooLong = None,
+    too_long: TooLongSources = None,
     max_length: MaxLength = 1024,
     min_length: MinLength = None,
     max_length_ratio: MaxLengthRatio = None,

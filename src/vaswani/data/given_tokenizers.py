@@ -10,11 +10,9 @@ from tokenizers import processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from vaswani.data.sentencepiece_models import sentencepiece_tokenizer
-from vaswani.data.text_codec import PLAIN_TEXTS, Side, TextCodec, begin_token_id, end_token_id
+from vaswani.data.text_codec import PLAIN_TEXTS, Side, TextCodec, Tokenizers, begin_token_id, end_token_id
 from vaswani.data.tokenization import PAD_TOKEN, load_tokenizers
 from vaswani.errors import UserError
-
-Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 
 
 def is_sentencepiece(name: str) -> bool:

@@ -25,6 +25,8 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 from vaswani.errors import UserError, one_line
 
 Side = Literal["source", "target"]
+# The tokenizers of sources and of targets; a single tokenizer is given twice.
+Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a token of SentencePiece's byte fallback
 SOURCE_PREFIX = "source_prefix"  # keys in tokenizer_config.json
@@ -315,7 +317,7 @@ def for_languages(
     source_language: str | None = None,
     target_language: str | None = None,
     source_prefix: str | None = None,
-) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
+) -> Tokenizers:
     """Return the tokenizers of a model for a pair of languages.
 
     Args:

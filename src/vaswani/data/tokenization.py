@@ -44,7 +44,7 @@ from tokenizers import (
 )
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from vaswani.data.text_codec import PLAIN_TEXTS, TextCodec, exclusive, panics_as_user_errors
+from vaswani.data.text_codec import PLAIN_TEXTS, TextCodec, Tokenizers, exclusive, panics_as_user_errors
 from vaswani.errors import UserError, one_line
 from vaswani.files.json_files import read_object
 
@@ -269,7 +269,7 @@ def save_tokenizers(
         shutil.rmtree(target_directory)  # from an earlier model; it would be loaded with this one
 
 
-def load_tokenizers(directory: str | Path) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
+def load_tokenizers(directory: str | Path) -> Tokenizers:
     """Return the source and target tokenizers of a folder, the same object if the vocabulary is shared.
 
     Raises:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import SAFE_WEIGHTS_NAME, logging
 
 from vaswani.data.sources.corpus_spec import CorpusSpec
-from vaswani.data.text_codec import check_same_tokens
+from vaswani.data.text_codec import Tokenizers, check_same_tokens
 from vaswani.distillation.arguments import FROM_TEACHER, RANDOM
 from vaswani.distillation.config import DistillationConfig
 from vaswani.distillation.fingerprints import fingerprint_model
@@ -43,7 +43,7 @@ class Teacher:
         return fingerprint_model(self.model)
 
     @property
-    def tokenizers(self) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
+    def tokenizers(self) -> Tokenizers:
         """The source and the target tokenizer."""
         return self.source_tokenizer, self.target_tokenizer
 

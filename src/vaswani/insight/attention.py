@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from vaswani.data.text_codec import TextCodec, for_languages
+from vaswani.data.text_codec import TextCodec, Tokenizers, for_languages
 from vaswani.errors import UserError, one_line
 from vaswani.hub.checkpoint import load_checkpoint, serves
 from vaswani.inference.cross_attention import takes_output_attentions, with_attention_weights
@@ -34,7 +34,7 @@ from vaswani.insight.token_texts import TokenTexts, token_texts
 
 MAX_TOKENS = 1024  # on a side; the weights of 12 layers with 12 heads are then 600 MB
 
-Tokenizers = PreTrainedTokenizerBase | tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
+OneOrTwoTokenizers = PreTrainedTokenizerBase | Tokenizers
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _summed(weights: torch.Tensor, texts: TokenTexts, dim: int) -> torch.Tensor:
 
 def load_attention_model(
     name: str | Path, languages: Mapping[str, str | None] | None = None, **loading: Any
-) -> tuple[PreTrainedModel, Tokenizers]:
+) -> tuple[PreTrainedModel, OneOrTwoTokenizers]:
     """Load a model of any kind with its tokenizer, or its two tokenizers, for `read_attention`.
 
     Args:
@@ -102,7 +102,7 @@ def load_attention_model(
 
 @torch.inference_mode()
 def read_attention(
-    model: PreTrainedModel, tokenizer: Tokenizers, source: str, target: str | None = None
+    model: PreTrainedModel, tokenizer: OneOrTwoTokenizers, source: str, target: str | None = None
 ) -> tuple[AttentionMap, ...]:
     """Return the attention weights of a model for a text or pair.
 
@@ -132,7 +132,7 @@ def read_attention(
 
 def _of_pair(
     model: Any,
-    tokenizers: tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase],
+    tokenizers: Tokenizers,
     source: str,
     target: str | None,
 ) -> tuple[AttentionMap, ...]:

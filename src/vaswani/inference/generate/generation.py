@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -22,9 +22,9 @@ from vaswani.inference.continuing import Prompt, TokenIds
 from vaswani.inference.generation_options import GenerationOptions
 from vaswani.inference.language_model import Draft, LanguageModel
 from vaswani.inference.loading import FromPretrained
+from vaswani.inference.sides import TooLong
 from vaswani.inference.streaming import pieces_of
 
-TooLong = Literal["cut", "skip"]
 DEFAULT_NEW_TOKENS = 128
 
 TextOrChat = str | Chat

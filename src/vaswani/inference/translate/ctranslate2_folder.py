@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig
 from transformers.utils import logging
 
-from vaswani.data.text_codec import TextCodec
+from vaswani.data.text_codec import TextCodec, Tokenizers
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError, one_line
 from vaswani.files.json_files import read_object
@@ -54,7 +54,7 @@ class CTranslate2Folder:
     path: Path
     config: dict[str, Any]
     generation_config: GenerationConfig
-    tokenizers: tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
+    tokenizers: Tokenizers
     source_tokens: dict[int, str]
     target_ids: dict[str, int]
     source_positions: int | None

@@ -21,6 +21,7 @@ from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedToken
 from vaswani.data.evenly_spread import limit_rows
 from vaswani.data.sources.corpus import Corpus, load_corpus
 from vaswani.data.sources.corpus_spec import SPLITS
+from vaswani.data.text_codec import Tokenizers
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.data.vocabularies import trained_tokenizer
 from vaswani.errors import RunError, UserError, listing
@@ -44,9 +45,6 @@ from vaswani.training.trainer.checkpoints import (
     what_was_saved,
 )
 from vaswani.training.trainer.resuming import check_resumable, manifest_of
-
-# The tokenizers of sources and of targets; a single tokenizer is given twice.
-Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 
 
 class BaseRun(ABC):

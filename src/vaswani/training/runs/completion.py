@@ -16,12 +16,13 @@ from vaswani.data.labels.labelled_tokens import LabelCollator
 from vaswani.data.sources.corpus import Corpus, load_corpus
 from vaswani.data.sources.corpus_spec import SPLITS
 from vaswani.data.text.completions import ChatSpec, load_chats, tokenize_completions
+from vaswani.data.text_codec import Tokenizers
 from vaswani.errors import UserError
 from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, record, shortened
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.hub.weights import holds_adapter
 from vaswani.training.config.completion_arguments import CompletionConfig
-from vaswani.training.runs.base import BaseRun, Tokenizers
+from vaswani.training.runs.base import BaseRun
 from vaswani.training.runs.checks import check_attention_kernel
 from vaswani.training.runs.language_modelling import SCORE_NAMES, show_estimates
 from vaswani.training.runs.models import DECODERS, Pretrained, is_decoder, open_pretrained, pretrained_model

@@ -20,6 +20,7 @@ from vaswani.data.labels.labelled import load_labelled
 from vaswani.data.labels.labelled_tokens import LabelCollator, check_room, tokenize_labelled
 from vaswani.data.sources.corpus import Corpus
 from vaswani.data.sources.corpus_spec import SPLITS
+from vaswani.data.text_codec import Tokenizers
 from vaswani.errors import UserError
 from vaswani.evaluation.confidence import Estimate
 from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, metric_entries, record, shortened
@@ -29,7 +30,7 @@ from vaswani.inference.classify.classification import names_of
 from vaswani.training.config.completion_arguments import CompletionConfig
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
 from vaswani.training.config.question_arguments import QuestionAnsweringConfig
-from vaswani.training.runs.base import BaseRun, Tokenizers
+from vaswani.training.runs.base import BaseRun
 from vaswani.training.runs.checks import check_attention_kernel, check_metric
 from vaswani.training.runs.completion import CompletionRun
 from vaswani.training.runs.models import (

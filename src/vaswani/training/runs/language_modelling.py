@@ -16,12 +16,13 @@ from vaswani.data.columns import integer_column
 from vaswani.data.evenly_spread import limit_rows
 from vaswani.data.sources.corpus import Corpus
 from vaswani.data.text.sequences import SegmentPairs, SequenceBuilder, boundary_token_ids, make_sequences
+from vaswani.data.text_codec import Tokenizers
 from vaswani.data.tokenization import Purpose, check_vocab_size
 from vaswani.errors import UserError
 from vaswani.evaluation.confidence import Estimate, resampled_rows
 from vaswani.evaluation.final import evaluate_finished, metric_entries, record
 from vaswani.training.config.pretraining_arguments import ContinuedModelArguments, PretrainingConfig
-from vaswani.training.runs.base import BaseRun, Tokenizers
+from vaswani.training.runs.base import BaseRun
 from vaswani.training.runs.checks import check_attention_kernel
 from vaswani.training.runs.models import (
     Pretrained,

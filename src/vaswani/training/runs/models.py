@@ -26,9 +26,10 @@ from transformers import (
 
 from vaswani.auto_classes import models_of
 from vaswani.data.given_tokenizers import is_sentencepiece, open_tokenizers
+from vaswani.data.text_codec import Tokenizers
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError, one_line
-from vaswani.hub.checkpoint import local_folder
+from vaswani.hub.checkpoint import ENCODER_DECODERS, local_folder
 from vaswani.hub.run_metadata import meta_model, read_config
 from vaswani.hub.vocabulary import check_vocabulary
 from vaswani.hub.weights import (
@@ -46,7 +47,6 @@ from vaswani.training.config.options import BaseConfig
 ENCODERS = "an encoder such as 'vaswani_encoder', 'bert' or 'distilbert'"
 DECODERS = "a decoder such as 'vaswani_decoder'"
 CLASSIFIERS = f"{ENCODERS}, or a decoder such as 'vaswani_decoder' or 'gpt2'"
-ENCODER_DECODERS = "an encoder-decoder such as 'vaswani', 'marian', 'bart' or 't5'"
 
 PrepareTokenizer = Callable[[PreTrainedTokenizerBase, str], PreTrainedTokenizerBase]
 Shape = TypeVar("Shape", bound=PreTrainedConfig)
@@ -194,7 +194,7 @@ def open_pretrained(
     return Pretrained(folder, config, tokenizer, *_longest(config, auto_class, tokenizer), new_tokens)
 
 
-def named_tokenizers(name: str, kind: str) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
+def named_tokenizers(name: str, kind: str) -> Tokenizers:
     """Open the source and target tokenizers of a folder, of a model on the Hub, or of a SentencePiece model.
 
     Args:

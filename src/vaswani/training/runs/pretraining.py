@@ -29,11 +29,11 @@ from vaswani.data.text.sequences import (
     boundary_token_ids,
     splits_words,
 )
+from vaswani.data.text_codec import Tokenizers
 from vaswani.data.tokenization import is_byte_level
 from vaswani.errors import UserError
 from vaswani.model.configuration_vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig
 from vaswani.training.config.pretraining_arguments import PretrainingConfig
-from vaswani.training.runs.base import Tokenizers
 from vaswani.training.runs.denoising import GapSentencesRun, SpanDenoisingRun
 from vaswani.training.runs.language_modelling import PretrainingRun
 from vaswani.training.runs.models import DECODERS, Pretrained, config_from

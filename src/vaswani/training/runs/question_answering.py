@@ -17,6 +17,7 @@ from vaswani.data.questions.question_rows import check_ids, load_questions
 from vaswani.data.questions.windows import Window, WindowCollator, tokenize_questions, windows_of
 from vaswani.data.sources.corpus import Corpus
 from vaswani.data.sources.corpus_spec import SPLITS
+from vaswani.data.text_codec import Tokenizers
 from vaswani.evaluation.answer_metrics import AnswerMetric
 from vaswani.evaluation.answers import AnswerEvaluation, references_of
 from vaswani.evaluation.final import evaluate_finished, metric_entries, record, shortened
@@ -25,7 +26,7 @@ from vaswani.files.atomic_files import write_json
 from vaswani.inference.answer.answering import CONFIG_FIELD
 from vaswani.inference.answer.spans import answers_of
 from vaswani.training.config.question_arguments import QuestionAnsweringConfig
-from vaswani.training.runs.base import BaseRun, Tokenizers
+from vaswani.training.runs.base import BaseRun
 from vaswani.training.runs.checks import check_attention_kernel
 from vaswani.training.runs.models import Pretrained, model_with_head, open_pretrained
 from vaswani.training.runs.trained_parts import check_trainable, only_trained_parts

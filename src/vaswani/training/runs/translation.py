@@ -25,7 +25,7 @@ from vaswani.data.evenly_spread import evenly_spread, limit_rows
 from vaswani.data.given_tokenizers import prepare_for_pairs, special_tokens, vocabulary_size
 from vaswani.data.pair_tokens import token_lengths, tokenize_corpus, unknown_share
 from vaswani.data.sources.corpus import Corpus
-from vaswani.data.text_codec import Side, TextCodec, for_languages, has_one_vocabulary
+from vaswani.data.text_codec import Side, TextCodec, Tokenizers, for_languages, has_one_vocabulary
 from vaswani.data.tokenization import check_tags, check_vocab_size, load_tokenizers
 from vaswani.errors import UserError
 from vaswani.evaluation import score_names
@@ -46,7 +46,7 @@ from vaswani.interop.marian_fsmt import FSMT, MARIAN
 from vaswani.model.configuration_vaswani import VaswaniConfig
 from vaswani.model.modeling_vaswani import VaswaniForConditionalGeneration
 from vaswani.training.config.arguments import ContinuedRunConfig, ModelArguments, RunConfig
-from vaswani.training.runs.base import BaseRun, Tokenizers
+from vaswani.training.runs.base import BaseRun
 from vaswani.training.runs.checks import check_attention_kernel
 from vaswani.training.runs.models import (
     Pretrained,
