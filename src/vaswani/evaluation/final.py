@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,13 @@ def metric_entries(
         metric: {"name": names[metric], **vars(estimate), "signature": (signatures or {}).get(metric)}
         for metric, estimate in estimates.items()
     }
+
+
+def show_example(texts: Iterable[str], prediction: str, reference: str) -> None:
+    """Print texts with their prediction and, if it differs, the reference; each is shortened, on one line."""
+    *given, predicted, right = (shortened(" ".join(text.split())) for text in (*texts, prediction, reference))
+    wrong = "" if prediction == reference else f"  (reference: {right})"
+    print("  →  ".join([*([" | ".join(given)] if given else []), f"{predicted}{wrong}"]))
 
 
 def shortened(text: str, max_characters: int = 200) -> str:

@@ -18,7 +18,7 @@ from vaswani.data.sources.corpus_spec import SPLITS
 from vaswani.data.text.completions import ChatSpec, load_chats, tokenize_completions
 from vaswani.data.text_codec import Tokenizers
 from vaswani.errors import UserError
-from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, record, shortened
+from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, record, show_example
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.hub.weights import holds_adapter
 from vaswani.training.config.completion_arguments import CompletionConfig
@@ -133,9 +133,7 @@ class CompletionRun(BaseRun):
         metrics = show_estimates(trainer, split, rows, unit="rows", names=DISPLAY_NAMES)
         print()
         for example in examples:
-            prompt, prediction, reference = (shortened(" ".join(text.split())) for text in example.values())
-            wrong = "" if prediction == reference else f"  (reference: {reference})"
-            print(f"{prompt}  →  {prediction}{wrong}")
+            show_example([example["prompt"]], example["prediction"], example["reference"])
         more: dict[str, Any] = {"examples": examples} if examples else {}
         return record(split, len(rows), metrics, **more)
 

@@ -23,7 +23,7 @@ from vaswani.data.sources.corpus_spec import SPLITS
 from vaswani.data.text_codec import Tokenizers
 from vaswani.errors import UserError
 from vaswani.evaluation.confidence import Estimate
-from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, metric_entries, record, shortened
+from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, metric_entries, record, show_example
 from vaswani.evaluation.spans import OUTSIDE, mark_spans
 from vaswani.evaluation.summary import label_lines, metric_lines
 from vaswani.inference.classify.classification import names_of
@@ -264,18 +264,14 @@ def _show(content: dict[str, Any], loss: float) -> None:
 
 def _show_example(text: Any, prediction: Any, reference: Any, text_pair: str | None = None) -> None:
     """Print a text and its label, or tagged words, and the reference if it differs."""
-    wrong = "" if prediction == reference else f"  (reference: {_shown(text, reference)})"
-    if isinstance(text, list):
-        print(f"{_shown(text, prediction)}{wrong}")
-    else:
-        texts = "  |  ".join(shortened(part) for part in (text, text_pair) if part is not None)
-        print(f"{' '.join(texts.split())}  →  {_shown(text, prediction)}{wrong}")
+    texts = [] if isinstance(text, list) else [each for each in (text, text_pair) if each is not None]
+    show_example(texts, _shown(text, prediction), _shown(text, reference))
 
 
 def _shown(text: Any, label: Any) -> str:
     if isinstance(text, list):
         words = (word if tag == OUTSIDE else f"{word}/{tag}" for word, tag in zip(text, label, strict=True))
-        return shortened(" ".join(words))
+        return " ".join(words)
     if isinstance(label, list):
         return ", ".join(label) or "none"
     return f"{label:.3g}" if isinstance(label, float) else label

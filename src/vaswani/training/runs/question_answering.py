@@ -20,7 +20,7 @@ from vaswani.data.sources.corpus_spec import SPLITS
 from vaswani.data.text_codec import Tokenizers
 from vaswani.evaluation.answer_metrics import AnswerMetric
 from vaswani.evaluation.answers import AnswerEvaluation, references_of
-from vaswani.evaluation.final import evaluate_finished, metric_entries, record, shortened
+from vaswani.evaluation.final import evaluate_finished, metric_entries, record, show_example
 from vaswani.evaluation.summary import metric_lines
 from vaswani.files.atomic_files import write_json
 from vaswani.inference.answer.answering import CONFIG_FIELD
@@ -241,6 +241,4 @@ def _show(content: dict[str, Any], loss: float) -> None:
     print()
     for example in content["examples"]:
         answer, right = (example[name] or "no answer" for name in ("prediction", "reference"))
-        wrong = "" if example["prediction"] == example["reference"] else f"  (reference: {right})"
-        texts = f"{shortened(example['context'])}  |  {example['question']}"
-        print(f"{' '.join(texts.split())}  →  {answer}{wrong}")
+        show_example((example["context"], example["question"]), answer, right)

@@ -30,7 +30,14 @@ from vaswani.data.tokenization import check_tags, check_vocab_size, load_tokeniz
 from vaswani.errors import UserError
 from vaswani.evaluation import score_names
 from vaswani.evaluation.confidence import Estimate, resampled_scores
-from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, metric_entries, record, shortened
+from vaswani.evaluation.final import (
+    NUM_EXAMPLES,
+    evaluate_finished,
+    metric_entries,
+    record,
+    shortened,
+    show_example,
+)
 from vaswani.evaluation.text_metrics import (
     METRICS,
     METRICS_OF_TASK,
@@ -505,7 +512,7 @@ def _show_scores(
         for row, source in zip(chosen, sources.decode(rows[chosen]["input_ids"]), strict=True)
     ]
     for example in examples:
-        _show(**example)
+        show_example([example["source"]], example["translation"], example["reference"])
     entries = metric_entries(score_names.TEXTS, _estimates(metrics), metrics.signatures)
     more: dict[str, Any] = {"search": _search(trainer), "examples": examples}
     return record(split, len(rows), entries, extra_package=SCORING_PACKAGE[metrics.task], **more)
@@ -524,8 +531,3 @@ def _estimates(metrics: TextMetrics) -> dict[str, Estimate]:
         metric: Estimate.from_resamples(metrics.scores[metric], resampled)
         for metric, resampled in resamples.items()
     }
-
-
-def _show(source: str, translation: str, reference: str) -> None:
-    wrong = "" if translation == reference else f"  (reference: {shortened(reference)})"
-    print(f"{shortened(source)}  →  {shortened(translation)}{wrong}")
