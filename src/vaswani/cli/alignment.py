@@ -24,7 +24,7 @@ from vaswani.cli.options import (
 )
 from vaswani.cli.screen import warn
 from vaswani.cli.splits import columns_of_training
-from vaswani.cli.text_jobs import check_line_options, write_results
+from vaswani.cli.text_jobs import check_kind, check_line_options, write_results
 from vaswani.errors import UserError
 
 if TYPE_CHECKING:
@@ -112,10 +112,7 @@ def align(
     one of the target, counted from 0. Each row of a table gives a line of
     JSON: the row with its links.
     """
-    from transformers import AutoModelForSeq2SeqLM
-
     from vaswani.files.line_files import check_not_input
-    from vaswani.hub.checkpoint import check_kind
     from vaswani.inference.align.files import align_pairs, load_gold
     from vaswani.inference.align.links import check_method
     from vaswani.inference.pair_inputs import open_pairs
@@ -139,7 +136,7 @@ def align(
         **loading,
     }
     added = output_field or "alignment"
-    check_kind(model, AutoModelForSeq2SeqLM, of_model["revision"])
+    check_kind(model, "AutoModelForSeq2SeqLM", of_model["revision"])
     defaults = columns_of_training(model, source_field="source", target_field="target")
     fields: dict[str, Any] = {"source_field": source_field, "target_field": target_field}
     with open_pairs(input_name, target_file, **fields, defaults=defaults, added=[added]) as (pairs, _):

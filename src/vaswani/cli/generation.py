@@ -21,16 +21,48 @@ from vaswani.cli.options import (
     check_stream_options,
     model_option,
     number,
+    taken,
     takes_engine_options,
+    takes_options_of,
     trained_field,
 )
 from vaswani.cli.screen import warn
-from vaswani.cli.text_jobs import check_line_options, stream_results, write_results
+from vaswani.cli.text_jobs import check_kind, check_line_options, stream_results, write_results
 from vaswani.errors import UserError
+
+
+def _search_options(
+    max_new_tokens: Annotated[
+        int, number("--max_new_tokens", help="Maximum number of tokens of a continuation.", at_least=1)
+    ] = 128,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--stop", metavar="TEXT", help="A continuation ends before this text; may be given several times."
+        ),
+    ] = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    seed: SamplingSeed = None,
+    no_repeat_ngram_size: NoRepeatNgramSize = None,
+    repetition_penalty: RepetitionPenalty = None,
+    too_long: Annotated[
+        str,
+        typer.Option(
+            "--too_long",
+            metavar="cut|skip",
+            help="For prompts that leave the model too few positions: cut reads only their end; skip "
+            "shortens the continuation, or writes an empty one if none fits.",
+        ),
+    ] = "skip",
+) -> None:
+    """Declare the options of `check_generation`."""
 
 
 @app.command()
 @takes_engine_options
+@takes_options_of(_search_options)
 def generate(
     model: Annotated[str, model_option("--model", help="Folder or Hub name of a causal language model.")],
     input_name: InputName = "-",
@@ -53,15 +85,6 @@ def generate(
         ),
     ] = False,
     output_field: Annotated[str | None, added_field("continuation")] = None,
-    max_new_tokens: Annotated[
-        int, number("--max_new_tokens", help="Maximum number of tokens of a continuation.", at_least=1)
-    ] = 128,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--stop", metavar="TEXT", help="A continuation ends before this text; may be given several times."
-        ),
-    ] = None,
     num_samples: Annotated[
         int | None,
         number(
@@ -70,21 +93,6 @@ def generate(
             at_least=1,
         ),
     ] = None,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    seed: SamplingSeed = None,
-    no_repeat_ngram_size: NoRepeatNgramSize = None,
-    repetition_penalty: RepetitionPenalty = None,
-    too_long: Annotated[
-        str,
-        typer.Option(
-            "--too_long",
-            metavar="cut|skip",
-            help="For prompts that leave the model too few positions: cut reads only their end; skip "
-            "shortens the continuation, or writes an empty one if none fits.",
-        ),
-    ] = "skip",
     max_tokens_per_batch: Annotated[
         int, number("--max_tokens_per_batch", help="Tokens per batch, of prompts and outputs.", at_least=1)
     ] = 8192,
@@ -93,62 +101,42 @@ def generate(
         bool,
         typer.Option("--stream", help="Write each word of lines of text as soon as it is found."),
     ] = False,
-    **loading: Any,
+    **options: Any,
 ) -> None:
     """Continue prompts, or answer chats, by a causal language model.
 
     Each input line gives one output line, its continuation. Each row of a table
     gives a line of JSON: the row with its continuation.
     """
-    from transformers import AutoModelForCausalLM
-
     from vaswani.files.line_files import check_not_input
     from vaswani.files.run_settings import read_settings
-    from vaswani.hub.checkpoint import check_kind
 
-    options: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens,
-        "stop": stop or (),
-        "too_long": too_long,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "seed": seed,
-        "no_repeat_ngram_size": no_repeat_ngram_size,
-        "repetition_penalty": repetition_penalty,
-    }
+    search = taken(_search_options, options)
+    search["stop"] = search["stop"] or ()
     if num_samples is not None and output_field is not None:
         raise UserError(f"--output_field {output_field} has no effect with --num_samples; leave it out")
     if stream:
         check_stream_options({"--num_samples": num_samples, "--buffer_size": buffer_size})
     check_not_input(output_name, input_name)
-    check_kind(model, AutoModelForCausalLM, loading["revision"])
+    check_kind(model, "AutoModelForCausalLM", options["revision"])
     fields = {"prompt_field": prompt_field, "messages_field": messages_field}
     added, trained = output_field or "continuation", read_settings(Path(model))
     with _open_prompts(input_name, fields, trained, chat, None if num_samples else added) as texts:
         from vaswani.inference.generate.files import generate_texts, stream_texts
         from vaswani.inference.generate.generation import TextGenerator, check_generation
 
-        check_generation(**options).check_samples(num_samples or 1)
+        check_generation(**search).check_samples(num_samples or 1)
         option = None if output_field is None else "--output_field"
         remedy = "add --num_samples for lines of JSON" if num_samples is None else None
         check_line_options(texts, input_name, output_name, option, remedy)
         options["chat"] = chat or (texts.row is None and trained.get("messages_field") is not None)
         options["max_tokens_per_batch"] = max_tokens_per_batch
-        load = partial(TextGenerator.from_pretrained, model, **options, **loading)
+        load = partial(TextGenerator.from_pretrained, model, **search, **options)
         if stream:
             report = stream_results(load, texts, stream_texts, output_name, warn=warn)
         else:
-            report = write_results(
-                load,
-                texts,
-                generate_texts,
-                output_name,
-                buffer_size,
-                num_samples=num_samples,
-                output_field=added,
-                warn=warn,
-            )
+            results: dict[str, Any] = {"num_samples": num_samples, "output_field": added, "warn": warn}
+            report = write_results(load, texts, generate_texts, output_name, buffer_size, **results)
     warn(f"continued {report}")
 
 

@@ -458,6 +458,11 @@ def takes_options_of(
     return lambda command: _with_options(command, shared)
 
 
+def taken(declaration: Callable[..., None], options: dict[str, Any]) -> dict[str, Any]:
+    """Take the parameters of a function (see `takes_options_of`) out of the options that a command gets."""
+    return {name: options.pop(name) for name in inspect.signature(declaration).parameters}
+
+
 def takes_loading_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options of `FromPretrained.from_pretrained` to a command, which gets them as `**loading`."""
     shared = [_DECLARED[name] for name in ("revision", "device", "dtype", "allow_mismatch")]
@@ -476,7 +481,7 @@ def takes_language_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def language_options(options: dict[str, Any]) -> dict[str, str | None]:
     """Take the languages and the prefix out of the options that a command gets."""
-    return {name: options.pop(name) for name in inspect.signature(_language_options).parameters}
+    return taken(_language_options, options)
 
 
 def _with_options(

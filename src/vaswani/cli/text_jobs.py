@@ -14,6 +14,17 @@ if TYPE_CHECKING:
 Report = TypeVar("Report")
 
 
+def check_kind(name: str, auto_class: str, revision: str | None) -> None:
+    """Raise `UserError` unless an Auto class loads a model; call it before a table is read."""
+    import transformers
+
+    from vaswani.hub.checkpoint import check_serves, local_folder
+    from vaswani.hub.run_metadata import read_config
+
+    folder = local_folder(name, revision, weights=False)
+    check_serves(getattr(transformers, auto_class), read_config(folder), folder)
+
+
 def check_line_options(
     texts: "Texts | Pairs", name: str, output_name: str, option: str | None, remedy: str | None
 ) -> None:

@@ -24,7 +24,7 @@ from vaswani.cli.options import (
 )
 from vaswani.cli.screen import warn
 from vaswani.cli.splits import columns_of_training
-from vaswani.cli.text_jobs import check_line_options, stream_results, write_results
+from vaswani.cli.text_jobs import check_kind, check_line_options, stream_results, write_results
 from vaswani.errors import UserError
 
 if TYPE_CHECKING:
@@ -287,11 +287,7 @@ def _translate(job: _Job, models: list[str], **options: Any) -> "LineReport":
     job.check()
     check_not_input(job.output_name, job.input_name)
     if options["engine"] != "ctranslate2":
-        from transformers import AutoModelForSeq2SeqLM
-
-        from vaswani.hub.checkpoint import check_kind
-
-        check_kind(models[0], AutoModelForSeq2SeqLM, options["revision"])
+        check_kind(models[0], "AutoModelForSeq2SeqLM", options["revision"])
     with job.texts() as texts:
         from vaswani.inference.translate.phrases import check_prefix
         from vaswani.inference.translate.translation import Translator

@@ -129,12 +129,6 @@ def check_serves(auto_class: Any, config: PreTrainedConfig, directory: Path) -> 
     )
 
 
-def check_kind(name: str, auto_class: Any, revision: str | None = None) -> None:
-    """Raise a UserError unless an Auto class loads a model, whose weights are not downloaded for this."""
-    folder = local_folder(name, revision, weights=False)
-    check_serves(auto_class, read_config(folder), folder)
-
-
 def weights_folder(directory: Path) -> Path:
     """Return the folder with the weights of a checkpoint: itself or, for an adapter, that of its model."""
     if not holds_adapter(directory):
