@@ -20,6 +20,7 @@ from vaswani.cli.options import (
     numbers_in,
     takes_language_options,
     takes_loading_options,
+    takes_options_of,
     trained_field,
 )
 from vaswani.cli.screen import warn
@@ -31,17 +32,7 @@ if TYPE_CHECKING:
     from vaswani.inference.align.aligner import Aligner, SymmetricAligner
 
 
-@app.command()
-@takes_loading_options
-@takes_language_options
-def align(
-    model: Annotated[str, model_option("--model", help="Folder or Hub name of an encoder-decoder.")],
-    input_name: PairsName = "-",
-    target_file: TargetFile = None,
-    output_name: OutputName = "-",
-    source_field: Annotated[str | None, trained_field("source_field", "sources", "source")] = None,
-    target_field: Annotated[str | None, trained_field("target_field", "targets", "target")] = None,
-    output_field: Annotated[str | None, added_field("alignment")] = None,
+def _attention_options(
     layer: Annotated[
         str | None,
         typer.Option(
@@ -62,6 +53,41 @@ def align(
             help="Attention of the decoder step that predicts a target token, or of the step that reads it.",
         ),
     ] = "predict",
+    max_source_length: MaxSourceLength = None,
+    too_long: Annotated[
+        str,
+        typer.Option(
+            "--too_long",
+            metavar="cut|skip",
+            help="For longer sources: cut aligns the words of the beginning, skip aligns nothing.",
+        ),
+    ] = "skip",
+    max_length: Annotated[
+        int | None,
+        number(
+            "--max_length",
+            help="Pairs whose target has more tokens are not aligned. Default: the model's maximum, or 4096 "
+            "if it has none.",
+            at_least=1,
+        ),
+    ] = None,
+    max_tokens_per_batch: PaddedTokensPerBatch = 8192,
+) -> None:
+    """Declare the options of an `Aligner`."""
+
+
+@app.command()
+@takes_loading_options
+@takes_language_options
+@takes_options_of(_attention_options)
+def align(
+    model: Annotated[str, model_option("--model", help="Folder or Hub name of an encoder-decoder.")],
+    input_name: PairsName = "-",
+    target_file: TargetFile = None,
+    output_name: OutputName = "-",
+    source_field: Annotated[str | None, trained_field("source_field", "sources", "source")] = None,
+    target_field: Annotated[str | None, trained_field("target_field", "targets", "target")] = None,
+    output_field: Annotated[str | None, added_field("alignment")] = None,
     reverse_model: Annotated[
         str | None,
         model_option("--reverse_model", help="Folder or Hub name of a model from target to source."),
@@ -84,27 +110,8 @@ def align(
             "the alignment error rate.",
         ),
     ] = None,
-    max_source_length: MaxSourceLength = None,
-    too_long: Annotated[
-        str,
-        typer.Option(
-            "--too_long",
-            metavar="cut|skip",
-            help="For longer sources: cut aligns the words of the beginning, skip aligns nothing.",
-        ),
-    ] = "skip",
-    max_length: Annotated[
-        int | None,
-        number(
-            "--max_length",
-            help="Pairs whose target has more tokens are not aligned. Default: the model's maximum, or 4096 "
-            "if it has none.",
-            at_least=1,
-        ),
-    ] = None,
-    max_tokens_per_batch: PaddedTokensPerBatch = 8192,
     buffer_size: BufferSize = None,
-    **loading: Any,
+    **options: Any,
 ) -> None:
     """Align the words of sources and targets by an encoder-decoder's attention.
 
@@ -121,20 +128,12 @@ def align(
     if symmetrize is not None and reverse_model is None:
         raise UserError("--symmetrize is for two directions; add --reverse_model, or leave it out")
     check_method(method := symmetrize or "grow-diag-final-and")
-    languages = loading.pop("source_language"), loading.pop("target_language")
+    languages = options.pop("source_language"), options.pop("target_language")
     if reverse_model is not None and not any(languages):
         _check_differ(model, reverse_model)
-    of_model = {name: loading.pop(name) for name in ("revision", "source_prefix")}  # of --model only
-    options: dict[str, Any] = {
-        "layer": _layer(layer),
-        "heads": _heads(heads),
-        "step": step,
-        "max_length": max_length,
-        "max_tokens_per_batch": max_tokens_per_batch,
-        "max_source_length": max_source_length or "auto",
-        "too_long": too_long,
-        **loading,
-    }
+    of_model = {name: options.pop(name) for name in ("revision", "source_prefix")}  # of --model only
+    options["layer"], options["heads"] = _layer(options["layer"]), _heads(options["heads"])
+    options["max_source_length"] = options["max_source_length"] or "auto"
     added = output_field or "alignment"
     check_kind(model, "AutoModelForSeq2SeqLM", of_model["revision"])
     defaults = columns_of_training(model, source_field="source", target_field="target")

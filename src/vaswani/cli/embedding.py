@@ -14,6 +14,7 @@ from vaswani.cli.options import (
     number,
     numbers_in,
     takes_engine_options,
+    takes_options_of,
     trained_field,
 )
 from vaswani.cli.screen import begin_work, progress_of_texts, warn
@@ -26,22 +27,7 @@ if TYPE_CHECKING:
     from vaswani.inference.inputs import Texts
 
 
-@app.command()
-@takes_engine_options
-def embed(
-    model: Annotated[str, model_option("--model", help="Folder or Hub name of a trained model.")],
-    input_name: InputName = "-",
-    output_name: Annotated[
-        str,
-        typer.Option(
-            "--output",
-            metavar="FILE|-",
-            help="JSON Lines; or a .npy or .safetensors file, which needs memory for all vectors.",
-        ),
-    ] = "-",
-    text_field: Annotated[str | None, trained_field("text_field", "text", "text")] = None,
-    words: Annotated[bool, typer.Option("--words", help="Compute one vector per word.")] = False,
-    tokens: Annotated[bool, typer.Option("--tokens", help="Compute one vector per token.")] = False,
+def _vector_options(
     pooling: Annotated[
         str | None,
         typer.Option(
@@ -79,6 +65,28 @@ def embed(
     truncation: Annotated[
         bool, typer.Option("--truncation", help="Truncate longer lines, and report how many.")
     ] = False,
+    max_tokens_per_batch: PaddedTokensPerBatch = 8192,
+) -> None:
+    """Declare the options of an `Embedder`."""
+
+
+@app.command()
+@takes_engine_options
+@takes_options_of(_vector_options)
+def embed(
+    model: Annotated[str, model_option("--model", help="Folder or Hub name of a trained model.")],
+    input_name: InputName = "-",
+    output_name: Annotated[
+        str,
+        typer.Option(
+            "--output",
+            metavar="FILE|-",
+            help="JSON Lines; or a .npy or .safetensors file, which needs memory for all vectors.",
+        ),
+    ] = "-",
+    text_field: Annotated[str | None, trained_field("text_field", "text", "text")] = None,
+    words: Annotated[bool, typer.Option("--words", help="Compute one vector per word.")] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Compute one vector per token.")] = False,
     backward_model: Annotated[
         str | None,
         model_option(
@@ -86,8 +94,7 @@ def embed(
             help="With --words: a model trained on reversed text; its vectors are appended (FLAIR).",
         ),
     ] = None,
-    max_tokens_per_batch: PaddedTokensPerBatch = 8192,
-    **loading: Any,
+    **options: Any,
 ) -> None:
     """Embed text line by line, or a field of a table: a vector for each text, word or token."""
     from vaswani.files.line_files import check_not_input
@@ -98,23 +105,17 @@ def embed(
     from vaswani.inference.inputs import open_texts
 
     unit = _unit(words, tokens)
-    _check_options(unit, pooling, subtoken_pooling, backward_model)
+    _check_options(unit, options["pooling"], options["subtoken_pooling"], backward_model)
     check_output(unit, output_name)
     if unit == "text":
         check_pooling()
     check_not_input(output_name, input_name)
-    revision = loading.pop("revision")  # of --model only
-    options: dict[str, Any] = {
-        "pooling": pooling or (None if unit == "text" else "mean"),
-        "subtoken_pooling": subtoken_pooling or "first",
-        "layers": _layers(layers),
-        "combine": _combination(combine),
-        "normalize": normalize and not backward_model,  # else the whole vectors, not their parts
-        "max_length": max_length,
-        "truncation": truncation,
-        "max_tokens_per_batch": max_tokens_per_batch,
-        **loading,
-    }
+    revision = options.pop("revision")  # of --model only
+    options["pooling"] = options["pooling"] or (None if unit == "text" else "mean")
+    options["subtoken_pooling"] = options["subtoken_pooling"] or "first"
+    options["layers"], options["combine"] = _layers(options["layers"]), _combination(options["combine"])
+    normalize = options["normalize"]
+    options["normalize"] = normalize and not backward_model  # else the whole vectors, not their parts
     begin_work()
     (default,) = columns_of_training(model, text_field="text")
     where: dict[str, Any] = {"option": "text_field", "default": default, "added": added_fields(unit)}
