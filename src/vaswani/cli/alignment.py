@@ -135,7 +135,7 @@ def align(
     options["layer"], options["heads"] = _layer(options["layer"]), _heads(options["heads"])
     options["max_source_length"] = options["max_source_length"] or "auto"
     added = output_field or "alignment"
-    check_kind(model, "AutoModelForSeq2SeqLM", of_model["revision"])
+    check_kind(model, "AutoModelForSeq2SeqLM")
     defaults = columns_of_training(model, source_field="source", target_field="target")
     fields: dict[str, Any] = {"source_field": source_field, "target_field": target_field}
     with open_pairs(input_name, target_file, **fields, defaults=defaults, added=[added]) as (pairs, _):

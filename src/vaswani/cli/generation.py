@@ -118,7 +118,7 @@ def generate(
     if stream:
         check_stream_options({"--num_samples": num_samples, "--buffer_size": buffer_size})
     check_not_input(output_name, input_name)
-    check_kind(model, "AutoModelForCausalLM", options["revision"])
+    check_kind(model, "AutoModelForCausalLM")
     fields = {"prompt_field": prompt_field, "messages_field": messages_field}
     added, trained = output_field or "continuation", read_settings(Path(model))
     with _open_prompts(input_name, fields, trained, chat, None if num_samples else added) as texts:

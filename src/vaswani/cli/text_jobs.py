@@ -1,5 +1,6 @@
 """Write the results of a model for the texts of an opened input."""
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,14 +15,19 @@ if TYPE_CHECKING:
 Report = TypeVar("Report")
 
 
-def check_kind(name: str, auto_class: str, revision: str | None) -> None:
-    """Raise `UserError` unless an Auto class loads a model; call it before a table is read."""
+def check_kind(name: str, auto_class: str) -> None:
+    """Raise `UserError` if an Auto class does not load the model in a folder; call it before a table is read.
+
+    A model on the Hub is checked when it is loaded.
+    """
+    if not os.path.isdir(name):
+        return
     import transformers
 
     from vaswani.hub.checkpoint import check_serves, local_folder
     from vaswani.hub.run_metadata import read_config
 
-    folder = local_folder(name, revision, weights=False)
+    folder = local_folder(name)
     check_serves(getattr(transformers, auto_class), read_config(folder), folder)
 
 

@@ -287,7 +287,7 @@ def _translate(job: _Job, models: list[str], **options: Any) -> "LineReport":
     job.check()
     check_not_input(job.output_name, job.input_name)
     if options["engine"] != "ctranslate2":
-        check_kind(models[0], "AutoModelForSeq2SeqLM", options["revision"])
+        check_kind(models[0], "AutoModelForSeq2SeqLM")
     with job.texts() as texts:
         from vaswani.inference.translate.phrases import check_prefix
         from vaswani.inference.translate.translation import Translator
