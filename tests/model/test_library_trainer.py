@@ -7,7 +7,13 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import prune
-from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
+from transformers import (
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    Trainer,
+    TrainingArguments,
+    default_data_collator,
+)
 from transformers.utils.generic import find_labels
 
 import vaswani
@@ -125,6 +131,28 @@ def test_smoothed_labels_of_a_causal_model_are_the_next_tokens(tmp_path: Path) -
     given = {"input_ids": texts, "labels": texts}
     expected = model(**given, smoothing=0.2).loss
     torch.testing.assert_close(Trainer(model, args).compute_loss(model, {**given}), expected)
+
+
+def test_smoothing_without_the_decoders_input_names_the_collator(tmp_path: Path) -> None:
+    model = model_of("VaswaniForConditionalGeneration", {})
+    args = Seq2SeqTrainingArguments(**arguments(tmp_path, label_smoothing_factor=0.2))
+    with pytest.raises(ValueError, match=r"DataCollatorForSeq2Seq\(tokenizer, model=model\)"):
+        Seq2SeqTrainer(model, args).compute_loss(model, {"input_ids": texts, "labels": texts})
+
+
+@of_each_head
+def test_a_configuration_can_ask_for_tuples(
+    name: str, fields: dict[str, Any], labels: dict[str, torch.Tensor]
+) -> None:
+    model, given = model_of(name, fields).eval(), default_data_collator(rows(name, labels))
+    expected = model(**given)
+    model.config.return_dict = False
+    found = model(**given)
+    assert isinstance(found, tuple)
+    for value, other in zip(found, expected.to_tuple(), strict=True):
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(value, other)
+    assert model(**given, return_dict=True).keys() == expected.keys()
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,9 @@ class VaswaniModel(VaswaniPreTrainedModel):
         if encoder_outputs is not None and not (input_ids is None and inputs_embeds is None):
             raise ValueError("give encoder_outputs or the encoder's inputs, not both.")
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
+            encoder_outputs = self.encoder(
+                input_ids, attention_mask, inputs_embeds, return_dict=True, **kwargs
+            )
         elif isinstance(encoder_outputs, tuple | list):
             encoder_outputs = BaseModelOutput(*encoder_outputs)
         decoder_outputs = self.decoder(
@@ -120,6 +122,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
             past_key_values=past_key_values,
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
+            return_dict=True,
             **kwargs,
         )
         return Seq2SeqModelOutput(
@@ -221,6 +224,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
         outputs = self.model(
             *(input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs),
             *(past_key_values, inputs_embeds, decoder_inputs_embeds, use_cache),
+            return_dict=True,
             **kwargs,
         )
         check_labels("labels", labels, outputs.last_hidden_state.shape[:2], self.config.decoder_vocab_size)

@@ -74,6 +74,7 @@ class VaswaniDecoderModel(VaswaniDecoderPreTrainedModel):
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
+            return_dict=True,
             **kwargs,
         )
         others = other_outputs(outputs, "cross_attentions")  # empty: there is no encoder
@@ -119,7 +120,7 @@ class VaswaniForCausalLM(VaswaniDecoderPreTrainedModel, GenerationMixin):
         check_loss_options(smoothing, kwargs.get("num_items_in_batch"))
         check_logits_to_keep(logits_to_keep, labels)
         inputs = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache)
-        outputs = self.model(*inputs, **kwargs)
+        outputs = self.model(*inputs, return_dict=True, **kwargs)
         check_labels("labels", labels, outputs.last_hidden_state.shape[:2], self.config.vocab_size)
         loss = logits = None
         if labels is not None and smoothing is not None:
@@ -161,7 +162,7 @@ class VaswaniDecoderForSequenceClassification(VaswaniDecoderPreTrainedModel):
             (see `config.problem_type`). A text is classified by the state of its last token.
         """
         inputs = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache)
-        outputs = self.model(*inputs, **kwargs)
+        outputs = self.model(*inputs, return_dict=True, **kwargs)
         states = outputs.last_hidden_state
         last = self.last_tokens(states, input_ids, attention_mask)
         logits = self.score(states[torch.arange(states.shape[0], device=states.device), last])
@@ -221,7 +222,7 @@ class VaswaniDecoderForTokenClassification(VaswaniDecoderPreTrainedModel):
             The class of each token; −100 is ignored.
         """
         inputs = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache)
-        outputs = self.model(*inputs, **kwargs)
+        outputs = self.model(*inputs, return_dict=True, **kwargs)
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
         loss = tag_loss(self, logits, labels, **kwargs)
         return TokenClassifierOutput(loss=loss, logits=logits, **other_outputs(outputs, CACHE_NAME))
@@ -248,7 +249,9 @@ class VaswaniDecoderForQuestionAnswering(VaswaniDecoderPreTrainedModel):
         **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
         inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "position_ids": position_ids}
-        outputs = self.model(attention_mask=attention_mask, **inputs, **{"use_cache": False, **kwargs})
+        outputs = self.model(
+            attention_mask=attention_mask, **inputs, **{"use_cache": False, "return_dict": True, **kwargs}
+        )
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)  # [B, T] each
         loss = answer_loss(self, start_logits, end_logits, start_positions, end_positions, **kwargs)
         return QuestionAnsweringModelOutput(

@@ -114,7 +114,11 @@ class VaswaniEncoderModel(VaswaniEncoderPreTrainedModel):
         inputs_embeds = self.encoder.token_embeddings(input_ids, inputs_embeds)
         inputs_embeds = self.add_token_types(inputs_embeds, token_type_ids)
         outputs = self.encoder(
-            attention_mask=attention_mask, inputs_embeds=inputs_embeds, position_ids=position_ids, **kwargs
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            position_ids=position_ids,
+            return_dict=True,
+            **kwargs,
         )
         pooled = None
         if self.pooler is not None:
@@ -223,7 +227,8 @@ class VaswaniForMaskedLM(VaswaniMaskedLMBase):
             Compute the loss of only the masked tokens with this ε (0 is plain cross-entropy), in one pass
             with the output projection, which takes less time and memory. `logits` are then `None`.
         """
-        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self.model(*inputs, return_dict=True, **kwargs)
         loss, logits = self.masked_lm(outputs.last_hidden_state, labels, smoothing, **kwargs)
         return MaskedLMOutput(loss=loss, logits=logits, **other_outputs(outputs))
 
@@ -276,7 +281,8 @@ class VaswaniForPreTraining(VaswaniMaskedLMBase):
         smoothing (`float`, *optional*):
             As for `VaswaniForMaskedLM`; `prediction_logits` are then `None`.
         """
-        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self.model(*inputs, return_dict=True, **kwargs)
         check_labels("next_sentence_label", next_sentence_label, outputs.pooler_output.shape[:1], 2)
         loss, logits = self.masked_lm(outputs.last_hidden_state, labels, smoothing, **kwargs)
         relation_logits = self.next_sentence(outputs.pooler_output)
@@ -313,7 +319,7 @@ class VaswaniClassifierBase(VaswaniEncoderPreTrainedModel):
         self, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None, *inputs: Any, **kwargs: Any
     ) -> tuple[BaseModelOutputWithPooling, torch.Tensor]:
         """Return the encoder's outputs for texts [B, S], and the classifier's logits [B, L]."""
-        outputs = self.model(input_ids, attention_mask, *inputs, **kwargs)
+        outputs = self.model(input_ids, attention_mask, *inputs, return_dict=True, **kwargs)
         if self.pre_classifier is None:
             pooled = outputs.pooler_output
         else:
@@ -411,7 +417,8 @@ class VaswaniForNextSentencePrediction(VaswaniEncoderPreTrainedModel):
         labels (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
             0 where the second segment follows the first in its text, 1 where it comes from elsewhere.
         """
-        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self.model(*inputs, return_dict=True, **kwargs)
         logits = self.next_sentence(outputs.pooler_output)
         loss = choice_loss(logits, labels, **kwargs)
         return NextSentencePredictorOutput(loss=loss, logits=logits, **other_outputs(outputs))
@@ -444,7 +451,8 @@ class VaswaniForTokenClassification(VaswaniEncoderPreTrainedModel):
         labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
             The class of each token; −100 is ignored.
         """
-        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self.model(*inputs, return_dict=True, **kwargs)
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
         loss = tag_loss(self, logits, labels, **kwargs)
         return TokenClassifierOutput(loss=loss, logits=logits, **other_outputs(outputs))
@@ -472,7 +480,8 @@ class VaswaniForQuestionAnswering(VaswaniEncoderPreTrainedModel):
         end_positions: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
-        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self.model(*inputs, return_dict=True, **kwargs)
         logits = self.qa_outputs(self.dropout(outputs.last_hidden_state))
         start_logits, end_logits = logits.unbind(-1)  # [B, S] each
         loss = answer_loss(self, start_logits, end_logits, start_positions, end_positions, **kwargs)

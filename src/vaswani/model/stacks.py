@@ -41,6 +41,11 @@ from .input_checks import (
 from .kernel_slots import KernelSlot, prepare_kernels
 from .operators import Linear, dropout, word_dropout
 
+NO_TARGET = (
+    " Labels give them; if a loss outside of the model takes the labels, as with label smoothing in the "
+    "library's Trainer, give the model to the collator: DataCollatorForSeq2Seq(tokenizer, model=model)."
+)
+
 
 def layer_norm(config: VaswaniFamilyConfig) -> nn.LayerNorm:
     """Return a norm for the residual stream."""
@@ -253,7 +258,10 @@ class VaswaniStack(VaswaniPreTrainedModel):
         """
         if (input_ids is None) == (inputs_embeds is None):
             given = "neither" if input_ids is None else "both"
-            raise ValueError(f"give exactly one of {prefix}input_ids and {prefix}inputs_embeds; got {given}.")
+            advice = NO_TARGET if prefix and input_ids is None else ""
+            raise ValueError(
+                f"give exactly one of {prefix}input_ids and {prefix}inputs_embeds; got {given}.{advice}"
+            )
         if inputs_embeds is not None:
             check_embeddings(f"{prefix}inputs_embeds", inputs_embeds, self.config.d_model)
             return inputs_embeds
