@@ -16,9 +16,16 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
-from transformers import EarlyStoppingCallback, GenerationConfig, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import (
+    DataCollatorForSeq2Seq,
+    EarlyStoppingCallback,
+    GenerationConfig,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+)
 from transformers.trainer_pt_utils import LabelSmoother
 
+from toy_translation import toy_tokenizer
 from vaswani import Trainer, TrainingArguments, VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.data.collation import Seq2SeqCollator
 from vaswani.distillation.trainer import DistillationTrainer
@@ -548,6 +555,54 @@ def test_metrics_without_effect_raise_an_error(tmp_path):
     args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
     with pytest.raises(UserError, match="preprocess_logits_for_metrics has no effect"):
         Trainer(**given, args=args, preprocess_logits_for_metrics=print)
+
+
+@pytest.mark.parametrize("kind", [Trainer, DistillationTrainer])
+def test_arguments_of_transformers_are_refused(tmp_path, kind):
+    given = Seq2SeqTrainingArguments(str(tmp_path), use_cpu=True)
+    with pytest.raises(UserError, match=r"args are transformers\.Seq2SeqTrainingArguments; give vaswani's"):
+        kind(tiny_model(), given)
+    with pytest.raises(UserError, match="args are missing; give vaswani's TrainingArguments"):
+        kind(tiny_model())
+
+
+def test_data_sets_that_are_missing_or_not_tokenized_are_named(tmp_path):
+    trainer = Trainer(tiny_model(), TrainingArguments(str(tmp_path), use_cpu=True, max_steps=1))
+    with pytest.raises(UserError, match="give a train_dataset"):
+        trainer.train()
+    with pytest.raises(UserError, match="give an eval_dataset"):
+        trainer.evaluate()
+    texts = Dataset.from_dict({"source": ["a"], "target": ["b"]})
+    for rows, missing in ((texts, "input_ids"), (tokenized().remove_columns("labels"), "labels")):
+        with pytest.raises(UserError, match=f"a row has no {missing}, only '.*tokenize the data set first"):
+            make_trainer(tmp_path, rows).train()
+    with pytest.raises(UserError, match="a row has no input_ids, only 'source', 'target'"):
+        make_trainer(tmp_path, texts.to_iterable_dataset(), max_steps=1).train()
+
+
+def test_a_prediction_needs_no_targets(tmp_path):
+    rows = tokenized()
+    trainer = make_trainer(tmp_path, rows)
+    expected = trainer.predict(rows)
+    # The library's collator sets missing labels to None.
+    for collator in (trainer.data_collator, DataCollatorForSeq2Seq(toy_tokenizer())):
+        trainer.data_collator = collator
+        found = trainer.predict(rows.remove_columns("labels"))
+        assert found.label_ids is None
+        # What fills the ends of rows depends on the batches: -100, or </s> from the search.
+        tokens = [np.where(each.predictions == -100, 2, each.predictions) for each in (found, expected)]
+        assert tokens[0].tolist() == tokens[1].tolist()
+
+
+def test_a_model_that_the_caller_adapted_is_trained_and_saved(tmp_path):
+    peft = pytest.importorskip("peft")  # not there with the oldest versions
+    adapted = peft.get_peft_model(tiny_model(), peft.LoraConfig(target_modules=["q_proj"]))
+    trainer = make_trainer(tmp_path, model=adapted, max_steps=1, save_strategy="steps", save_steps=1)
+    trainer.train()
+    given = {"input_ids": torch.tensor([[5, 6, 2]]), "labels": torch.tensor([[7, 2]])}
+    again = peft.PeftModel.from_pretrained(tiny_model(), tmp_path / "checkpoint-1").eval()
+    torch.testing.assert_close(again(**given).loss, adapted.eval()(**given).loss)
+    assert not torch.isclose(again(**given).loss, tiny_model().eval()(**given).loss)
 
 
 def test_arguments_without_effect_give_a_warning(tmp_path, caplog):

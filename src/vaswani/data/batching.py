@@ -23,7 +23,7 @@ from torch.utils.data import Sampler
 from vaswani.data.collation import Example
 from vaswani.data.columns import Integers
 from vaswani.data.sources.row_report import RowReport
-from vaswani.errors import UserError
+from vaswani.errors import UserError, listing
 
 logger = logging.getLogger(__name__)
 
@@ -263,6 +263,8 @@ def _lengths(row: Example) -> tuple[int, int]:
     """Return the lengths of a row's source and target in tokens; 0 without a target."""
     if "labels" not in row and "target_length" in row:
         return row["source_length"], row["target_length"]
+    if "input_ids" not in row:
+        raise UserError(f"a row has no input_ids, only {listing(row)}; tokenize the data set first")
     return len(row["input_ids"]), len(row.get("labels", ()))
 
 

@@ -31,7 +31,7 @@ class Seq2SeqCollator:
 
     Returns:
         From rows with `input_ids` and `labels` (other columns are ignored), int64 tensors: `input_ids` and
-        `attention_mask` [B, S], `labels` and `decoder_input_ids` [B, T].
+        `attention_mask` [B, S] and, if rows have `labels`, `labels` and `decoder_input_ids` [B, T].
     """
 
     pad_token_id: int
@@ -46,15 +46,12 @@ class Seq2SeqCollator:
         """Pad a batch."""
         multiple = self.pad_to_multiple_of or 1
         input_ids, attention_mask = pad([row["input_ids"] for row in examples], self.pad_token_id, multiple)
-        labels, _ = pad([row["labels"] for row in examples], IGNORED_LABEL, multiple)
-        decoder_input_ids = np.full_like(labels, self.decoder_start_token_id)
-        decoder_input_ids[:, 1:] = np.where(labels == IGNORED_LABEL, self.pad_token_id, labels)[:, :-1]
-        arrays = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "labels": labels,
-            "decoder_input_ids": decoder_input_ids,
-        }
+        arrays = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if "labels" in examples[0]:
+            labels, _ = pad([row["labels"] for row in examples], IGNORED_LABEL, multiple)
+            decoder_input_ids = np.full_like(labels, self.decoder_start_token_id)
+            decoder_input_ids[:, 1:] = np.where(labels == IGNORED_LABEL, self.pad_token_id, labels)[:, :-1]
+            arrays |= {"labels": labels, "decoder_input_ids": decoder_input_ids}
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 

@@ -45,7 +45,7 @@ class DistillationTrainer(Trainer):
     Args:
         teacher: any encoder-decoder that predicts the student's tokens, or None.
         objectives: the losses and their weights.
-        kwargs: as for `Trainer`.
+        model, args, kwargs: as for `Trainer`.
 
     Raises:
         UserError: student and teacher are incompatible, or an objective needs a teacher and none is given.
@@ -53,6 +53,8 @@ class DistillationTrainer(Trainer):
 
     def __init__(
         self,
+        model: Any = None,
+        args: TrainingArguments | None = None,
         *,
         teacher: PreTrainedModel | None = None,
         objectives: DistillationObjectives | None = None,
@@ -62,7 +64,7 @@ class DistillationTrainer(Trainer):
             raise UserError(
                 "compute_loss_func is not supported by a distillation, whose losses are set by objectives"
             )
-        super().__init__(**kwargs)
+        super().__init__(model, args, **kwargs)
         check_no_consistency(self.args)
         self.objectives = objectives or DistillationObjectives()
         self.mixture = LossMixture(self, teacher, self.objectives)

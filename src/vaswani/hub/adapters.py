@@ -157,8 +157,12 @@ def _weight_sample(model: PreTrainedModel) -> dict[str, list[float]]:
 
 
 def write_sample(adapted: Any, folder: Path) -> None:
-    """Write the sample of the adapted model's weights, taken by `add_adapter`, into the adapter's folder."""
-    write_whole(folder / ADAPTED_SAMPLE, (json.dumps(adapted.adapted_sample) + "\n").encode())
+    """Write the sample of the adapted model's weights, taken by `add_adapter`, into the adapter's folder.
+
+    A model that the caller adapted with PEFT has no sample, and none is written.
+    """
+    if (sample := getattr(adapted, "adapted_sample", None)) is not None:
+        write_whole(folder / ADAPTED_SAMPLE, (json.dumps(sample) + "\n").encode())
 
 
 def _check_sample(model: PreTrainedModel, folder: Path) -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from transformers.trainer_utils import (
 from vaswani.data.bpe_dropout import PairSplitter
 from vaswani.data.columns import Integers
 from vaswani.data.sources.row_report import RowReport
-from vaswani.errors import StoppedError
+from vaswani.errors import StoppedError, UserError
 from vaswani.files.run_files import HISTORY, PASSES
 from vaswani.hub.hashes import forget_hashes, write_hashes
 from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, library_defaults
@@ -78,7 +78,10 @@ class BaseTrainer(Trainer):
         train_data_collator: collates training batches in place of `data_collator`. If it has a method
             `set_epoch`, that gets the number of each epoch, and of each pass over a stream, as it begins.
         splitter: splits the words of the training rows again in each epoch, before the rows are batched.
-        kwargs: as for transformers' `Trainer`.
+        model, args, kwargs: as for transformers' `Trainer`; `args` are those of vaswani.
+
+    Raises:
+        UserError: `args` are missing, or those of transformers.
 
     Attributes:
         identity: the origin of the training rows, for the manifest of checkpoints.
@@ -92,6 +95,7 @@ class BaseTrainer(Trainer):
         resumed: the state of the checkpoint from which the training resumes.
     """
 
+    arguments_class: ClassVar[type[BaseTrainingArguments]] = BaseTrainingArguments
     args: BaseTrainingArguments
     model: Any
     optimizer: Any
@@ -104,12 +108,15 @@ class BaseTrainer(Trainer):
 
     def __init__(
         self,
+        model: Any = None,
+        args: Any = None,
         *,
         train_data_collator: Callable | None = None,
         splitter: PairSplitter | None = None,
         **kwargs: Any,
     ):
-        super().__init__(**kwargs)
+        check_arguments(args, self.arguments_class)
+        super().__init__(model=model, args=args, **kwargs)
         self._warn_of_unused_arguments()
         self.train_data_collator = train_data_collator or self.data_collator
         self.splitter = splitter
@@ -522,6 +529,8 @@ class BaseTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """Token-budget batches in an order that is a pure function of the seed and the epoch."""
+        if self.train_dataset is None:
+            raise UserError("there is nothing to train on: give a train_dataset")
         if has_length(self.train_dataset):
             return self.data_loaders.for_rows(self.train_dataset, self.train_data_collator, shuffle=True)
         return self.data_loaders.for_stream()
@@ -531,11 +540,25 @@ class BaseTrainer(Trainer):
         if isinstance(eval_dataset, str):
             eval_dataset = self.eval_dataset[eval_dataset]
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
+        if rows is None:
+            raise UserError("there is nothing to evaluate on: give an eval_dataset")
         return self.data_loaders.for_rows(rows, self.data_collator)
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
         """As `get_eval_dataloader`."""
         return self.get_eval_dataloader(test_dataset)
+
+
+def check_arguments(args: Any, expected: type) -> None:
+    """Raise `UserError` unless the arguments of a trainer are of this class or a subclass."""
+    if isinstance(args, expected):
+        return
+    package = type(args).__module__.partition(".")[0]
+    found = "args are missing" if args is None else f"args are {package}.{type(args).__name__}"
+    raise UserError(
+        f"{found}; give vaswani's {expected.__name__}, which also has max_tokens_per_batch and the other "
+        "options of this trainer"
+    )
 
 
 def without_cache(model: torch.nn.Module) -> dict[str, Any]:

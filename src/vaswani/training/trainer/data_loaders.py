@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from vaswani.data.batching import TokenBudgetBatchSampler, TokenBudgetStream
 from vaswani.data.bpe_dropout import BpeDropoutDataset
 from vaswani.data.columns import Integers, integer_column
+from vaswani.errors import UserError, listing
 
 if TYPE_CHECKING:
     from vaswani.training.trainer.base import BaseTrainer
@@ -139,7 +140,19 @@ def _collate_unless_empty(collator: Callable, batch: Sequence[Any]) -> Any:
 
 
 def lengths_of(dataset: Any, tokens: str, length: str) -> Integers:
-    """Tokens of each row [N], from a column of lengths if there is one, else by counting the tokens."""
+    """Tokens of each row [N], from a column of lengths if there is one, else by counting the tokens.
+
+    Raises `UserError` if a row has no such tokens.
+    """
     if isinstance(dataset, Dataset) and length in dataset.column_names:
         return integer_column(dataset, length)
-    return np.array([len(row[tokens]) for row in dataset])
+    return np.array([_number_of(tokens, row) for row in dataset])
+
+
+def _number_of(tokens: str, row: Any) -> int:
+    if tokens not in row:
+        raise UserError(
+            f"a row has no {tokens}, only {listing(row)}; tokenize the data set first: input_ids are the "
+            "tokens of a text or source, labels those of a target"
+        )
+    return len(row[tokens])

@@ -41,17 +41,25 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
 
     Args:
         target_processing_class: the target tokenizer, if it is not the source's; saved with checkpoints.
-        kwargs: as for `BaseTrainer` and `Seq2SeqTrainer`.
+        model, args, kwargs: as for `BaseTrainer` and `Seq2SeqTrainer`.
 
     Raises:
-        UserError: `args.consistency_weight` is set, and the model has no dropout; or metrics are given that
-            would never be called.
+        UserError: `args` are not `vaswani.TrainingArguments`; `args.consistency_weight` is set, and the model
+            has no dropout; or metrics are given that would never be called.
     """
 
+    arguments_class = TrainingArguments
     args: TrainingArguments
 
-    def __init__(self, *, target_processing_class: PreTrainedTokenizerBase | None = None, **kwargs: Any):
-        super().__init__(**kwargs)
+    def __init__(
+        self,
+        model: Any = None,
+        args: TrainingArguments | None = None,
+        *,
+        target_processing_class: PreTrainedTokenizerBase | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(model, args, **kwargs)
         self.target_processing_class = target_processing_class or self.processing_class
         self._check_metrics()
         check_passes_differ(self.args.consistency_weight, self.model.config, self.model)
@@ -97,12 +105,13 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
 
     # ---------------------------------------------------------------------------------------------- training
 
-    def row_lengths(self, dataset: Any) -> tuple[Integers, Integers]:
-        """Tokens of each source [N] and of each target [N]."""
-        return (
-            lengths_of(dataset, "input_ids", "source_length"),
-            lengths_of(dataset, "labels", "target_length"),
-        )
+    def row_lengths(self, dataset: Any) -> tuple[Integers, Integers | None]:
+        """Tokens of each source [N] and of each target [N], which only a prediction may lack."""
+        sources = lengths_of(dataset, "input_ids", "source_length")
+        is_to_predict = dataset is not self.train_dataset and len(sources) > 0
+        if is_to_predict and not {"labels", "target_length"} & {*dataset[0]}:
+            return sources, None
+        return sources, lengths_of(dataset, "labels", "target_length")
 
     def compute_loss(
         self,
@@ -198,7 +207,8 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
         """
         inputs = send_to_device(inputs, self.args.device)
         with torch.no_grad(), self.accelerator.autocast():
-            loss = self.compute_loss(model, inputs).detach() if "labels" in inputs else None
+            has_labels = inputs.get("labels") is not None  # collators of the library set None
+            loss = self.compute_loss(model, inputs).detach() if has_labels else None
             if prediction_loss_only or not self.args.predict_with_generate:
                 return loss, None, None
             options: dict[str, Any] = {**self._generation_options, **gen_kwargs}
