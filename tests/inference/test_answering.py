@@ -307,6 +307,17 @@ def test_questions_of_a_table_come_back_with_their_answers(saved, tmp_path, capf
     assert wider != [*records, empty]
 
 
+def test_predict_takes_a_threshold_for_no_answer(saved, tmp_path, capfd):
+    """In place of the model's own, which leaves about half of the questions unanswered."""
+    rows = [{"question": question, "context": text} for question, text in PAIRS]
+    table = write_jsonl(tmp_path / "rows.jsonl", rows)
+    for threshold, is_empty in ((-1e6, True), (1e6, False)):
+        flags = ["--null_score_diff_threshold", threshold]
+        status, records, errors = predict(capfd, "--model", saved, "--input", table, *flags)
+        assert status == 0, errors
+        assert {record["prediction"] == "" for record in records} == {is_empty}
+
+
 def test_rows_with_a_cut_question_are_marked_and_counted(saved, tmp_path, capfd):
     rows = [{"question": question, "context": PAIRS[0][1]} for question in ("who", LONG, f"{LONG} today")]
     table = write_jsonl(tmp_path / "rows.jsonl", rows)
@@ -355,9 +366,12 @@ def test_fields_of_another_model_are_refused(saved, tmp_path, capfd):
     classifier = save_toy_classifier(tmp_path / "classifier", "classification")
     status, _, errors = predict(capfd, "--model", classifier, "--input", table, "--context_field", "context")
     assert status == 2
-    assert (
-        "--context_field is for a model that answers questions, and this one does not; leave it out" in errors
-    )
+    refusal = "is for a model that answers questions, and this one does not; leave it out"
+    assert f"--context_field {refusal}" in errors
+    flags = ["--null_score_diff_threshold", "0"]
+    status, _, errors = predict(capfd, "--model", classifier, "--input", table, *flags)
+    assert status == 2
+    assert f"--null_score_diff_threshold {refusal}" in errors
 
 
 def test_of_equal_spans_the_first_and_shortest_is_best():

@@ -14,6 +14,7 @@ from vaswani.cli.app import app
 from vaswani.cli.options import (
     BufferSize,
     InputName,
+    NullThreshold,
     OutputName,
     PaddedTokensPerBatch,
     Threshold,
@@ -71,6 +72,7 @@ def predict(
         ),
     ] = None,
     threshold: Threshold = None,
+    null_score_diff_threshold: NullThreshold = None,
     max_length: Annotated[
         int | None,
         number(
@@ -99,12 +101,13 @@ def predict(
     folder = local_folder(model, loading["revision"], weights=False)
     text_fields = {"text_field": text_field, "text_pair_field": text_pair_field}
     question_fields = {"question_field": question_field, "context_field": context_field}
+    odds = {"null_score_diff_threshold": null_score_diff_threshold}
     if auto_class_of(read_config(folder)).__name__ == "AutoModelForQuestionAnswering":
         _check_unset({**text_fields, "threshold": threshold}, "predicts labels", "answers questions")
         job = _answer_job(input_name, question_fields, folder)
-        loading |= {} if top_k is None else {"n_best": top_k}
+        loading |= odds if top_k is None else {"n_best": top_k, **odds}
     else:
-        _check_unset(question_fields, "answers questions", "does not")
+        _check_unset({**question_fields, **odds}, "answers questions", "does not")
         job = _label_job(input_name, text_fields, folder)
         loading["threshold"] = threshold
     loading |= {"max_length": max_length, "max_tokens_per_batch": max_tokens_per_batch}

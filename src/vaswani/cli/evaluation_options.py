@@ -6,7 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
-from vaswani.cli.options import TRANSLATOR_DEFAULTS, AsJson, DatasetConfig, Threshold, column, number
+from vaswani.cli.options import (
+    TRANSLATOR_DEFAULTS,
+    AsJson,
+    DatasetConfig,
+    NullThreshold,
+    Threshold,
+    column,
+    number,
+)
 from vaswani.errors import UserError
 
 # The kind of a model by its Auto class, and the name of each kind in messages.
@@ -113,14 +121,7 @@ def declare(
     messages_field: Annotated[
         str | None, column("messages_field", "Column of chats, whose answers are scored, in place of prompts")
     ] = None,
-    null_score_diff_threshold: Annotated[
-        float | None,
-        number(
-            "--null_score_diff_threshold",
-            help="Answer nothing if the score of no answer exceeds the best answer's by more than this. "
-            "Default: as in training.",
-        ),
-    ] = None,
+    null_score_diff_threshold: NullThreshold = None,
     threshold: Threshold = None,
     documents: Annotated[
         str | None,

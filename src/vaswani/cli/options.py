@@ -295,6 +295,14 @@ Threshold = Annotated[
         below=1,
     ),
 ]
+NullThreshold = Annotated[
+    float | None,
+    number(
+        "--null_score_diff_threshold",
+        help="For question answering: give no answer if the score of no answer exceeds that of the best one "
+        "by more than this. Default: as in training; without one, always answer.",
+    ),
+]
 OnnxEngine = Annotated[
     str,
     typer.Option(
