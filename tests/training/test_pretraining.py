@@ -483,6 +483,11 @@ def test_the_best_checkpoint_follows_the_metric(tiny, kind, metric):
         ("masked", {"streaming": True, "max_steps": -1}, "streaming=true needs max_steps"),
         (
             "masked",
+            {"streaming": True, "dataloader_num_workers": 2},
+            "not in dataloader_num_workers=2; set that to 0 or 1",
+        ),
+        (
+            "masked",
             {"whole_word_masking": True, "tokenizer_kind": "char"},
             "no effect with tokenizer_kind=char",
         ),

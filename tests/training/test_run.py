@@ -377,6 +377,7 @@ def test_tensorboard_is_written(tiny_run):
         ),
         ({"activation_function": "rellu"}, "activation_function='rellu' is unknown"),
         ({"streaming": True, "max_steps": -1}, "streaming=true needs max_steps"),
+        ({"streaming": True, "dataloader_num_workers": 2}, "not in dataloader_num_workers=2"),
         ({"attn_implementation": "fast"}, "fast"),
         ({"vocab_size": 100}, "vocab_size=100 is too small"),
         ({"source_field": "src"}, "source_field: .* has no field 'src'; it has 'source', 'target'"),

@@ -31,9 +31,16 @@ TINY = VaswaniEncoderConfig(
 
 
 def check_stream(config: BaseConfig) -> None:
-    """Raise `UserError` when streaming without `max_steps`."""
-    if getattr(config.data, "streaming", False) and config.training.max_steps <= 0:
+    """Raise `UserError` when streaming without `max_steps`, or with several workers."""
+    if not getattr(config.data, "streaming", False):
+        return
+    if config.training.max_steps <= 0:
         raise UserError("streaming=true needs max_steps: the length of a stream is not known")
+    if (workers := config.training.dataloader_num_workers) > 1:
+        raise UserError(
+            f"streaming=true reads the corpus in one process, not in dataloader_num_workers={workers}; set "
+            "that to 0 or 1"
+        )
 
 
 def check_metric(name: str | None, known: Sequence[str]) -> None:
