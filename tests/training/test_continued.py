@@ -209,3 +209,16 @@ def test_each_side_has_its_own_positions(pairs: Path, tmp_path: Path) -> None:
     translator = Translator.from_pretrained(model, num_beams=1, max_length=200, device="cpu")
     assert translator.max_length == 64
     assert translator.sides.positions == 256
+
+
+def test_evaluated_rows_beyond_the_positions_of_the_model_are_named(pairs: Path, tmp_path: Path) -> None:
+    """Training cuts its targets, and references stay whole: the message names no option that would help."""
+    model = save_translator("bart", tmp_path / "model")
+    (tmp_path / "long.tsv").write_text(f"source\ttarget\nthe cat\t{'the cat ' * 80}\n")
+    options = {"validation_file": tmp_path / "long.tsv", "truncate": True}
+    message = (
+        "none of 1 rows of the validation split fits the model, which has positions for 64 tokens of a "
+        "source and 64 tokens of a target; give shorter texts, or a model with more positions"
+    )
+    with pytest.raises(UserError, match=f"^{message}$"):
+        train(config_for(model, pairs, **options))

@@ -42,6 +42,10 @@ TOKEN_FEATURES = Features(
 )
 
 
+class NoRowFitsError(UserError):
+    """All rows are empty or beyond the length limits."""
+
+
 def tokenize_corpus(
     dataset: Dataset | datasets.IterableDataset,
     source_tokenizer: PreTrainedTokenizerBase,
@@ -275,7 +279,7 @@ def _tokenize_to_file(
     source, target = token_lengths(tokens)
     fit = limits.fitting(source, target, report)
     if not fit.size:
-        raise UserError(f"none of {len(tokens):,} rows fits within {limits}; raise the limits")
+        raise NoRowFitsError(f"none of {len(tokens):,} rows fits within {limits}; raise the limits")
     if 2 * fit.size < len(tokens):
         logger.warning("Only %d of %d rows fit within %s.", fit.size, len(tokens), limits)
     is_cut = limits.too_long(source, target, truncated=True)[fit].any()

@@ -23,7 +23,7 @@ from vaswani.data.bpe_dropout import BpeDropout, PairSplitter, check_bpe_dropout
 from vaswani.data.collation import Seq2SeqCollator
 from vaswani.data.evenly_spread import evenly_spread, limit_rows
 from vaswani.data.given_tokenizers import prepare_for_pairs, special_tokens, vocabulary_size
-from vaswani.data.pair_tokens import token_lengths, tokenize_corpus, unknown_share
+from vaswani.data.pair_tokens import NoRowFitsError, token_lengths, tokenize_corpus, unknown_share
 from vaswani.data.sources.corpus import Corpus
 from vaswani.data.text_codec import Side, TextCodec, Tokenizers, for_languages, has_one_vocabulary
 from vaswani.data.tokenization import check_tags, check_vocab_size, load_tokenizers
@@ -256,9 +256,19 @@ class TrainingRun(BaseRun):
             if data.truncate:
                 limits, truncated = (data.max_source_length, limits[1]), ["source"]
             rows = Dataset.from_list(list(rows)) if isinstance(rows, IterableDataset) else rows
-        tokenized = tokenize_corpus(
-            rows, *tokenizers, *limits, report, truncated, keep_targets=split != "train"
-        )
+        try:
+            tokenized = tokenize_corpus(
+                rows, *tokenizers, *limits, report, truncated, keep_targets=split != "train"
+            )
+        except NoRowFitsError as error:
+            sides = {"source": self.positions, "target": self.target_positions}
+            known = [f"{most:,} tokens of a {side}" for side, most in sides.items() if most is not None]
+            if split == "train" or not known:
+                raise
+            raise UserError(
+                f"none of {len(rows):,} rows of the {split} split fits the model, which has positions for "
+                f"{' and '.join(known)}; give shorter texts, or a model with more positions"
+            ) from error
         if isinstance(tokenized, IterableDataset):
             return tokenized
         if split != "train":
