@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import FSMTTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from library_tokenizers import KINDS, SOURCES, TARGETS, library_tokenizers
+from library_tokenizers import KINDS, SOURCES, TARGETS, library_tokenizers, marian
 from toy_translation import WORDS
 from vaswani.data.text_codec import TextCodec, for_languages, has_one_vocabulary
 from vaswani.data.tokenization import byte_tokenizer, load_tokenizers, save_tokenizers, train_tokenizer
@@ -233,6 +233,8 @@ def test_a_prefix_comes_before_sources_and_is_saved(
         ("nllb", {"source_language": "eng"}, "source_language=eng: .* as in .*eng_Latn"),
         ("mbart50", {"target_language": "<s>"}, "target_language=<s>: .* no such language"),
         ("marian", {"target_language": "de"}, "does not mark languages; .* or give .* source_prefix"),
+        ("marian", {"source_prefix": ">>deu<< "}, "source_prefix='>>deu<< ': .* has no tags"),
+        ("m2m100", {"source_prefix": "読む: "}, "source_prefix='読む: ': .* no token for a part of it"),
     ],
 )
 def test_a_language_that_a_tokenizer_does_not_have_is_refused(
@@ -240,3 +242,25 @@ def test_a_language_that_a_tokenizer_does_not_have_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=message):
         for_languages(*load_tokenizers(library_tokenizers[kind]), **options)
+
+
+@pytest.mark.parametrize("separate_vocabs", [False, True])
+def test_a_tag_must_be_in_the_vocabulary_of_marian(separate_vocabs: bool, tmp_path: Path) -> None:
+    marian(tmp_path, separate_vocabs)
+    vocabulary = json.loads((tmp_path / "vocab.json").read_text())
+    tags = {">>deu<<": len(vocabulary), ">>fra<<": len(vocabulary) + 1}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary | tags))
+    tokenizers = load_tokenizers(tmp_path)
+    with pytest.raises(UserError, match=r"source_prefix='>>de<< ': .* no token .* such as >>deu<<"):
+        for_languages(*tokenizers, source_prefix=">>de<< ")
+    source, _ = for_languages(*tokenizers, source_prefix=">>deu<< ")
+    first = TextCodec(source).token_ids(["the big cat"])[0][0]
+    assert first == tags[">>deu<<"]
+
+
+def test_a_tag_must_be_one_that_the_tokenizer_was_trained_with() -> None:
+    tokenizer = train_tokenizer([TEXTS], 290, tags=[">>deu<<", ">>fra<<"])
+    with pytest.raises(UserError, match=r"source_prefix='>>fr<< ': .* no token .* such as >>fra<<"):
+        for_languages(tokenizer, tokenizer, source_prefix=">>fr<< ")
+    for prefix in (">>fra<< ", "to >>fr<<: "):
+        assert for_languages(tokenizer, tokenizer, source_prefix=prefix)[0].source_prefix == prefix

@@ -29,6 +29,7 @@ Side = Literal["source", "target"]
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a token of SentencePiece's byte fallback
+TAG = re.compile(r">>[^<>]+<<")  # the language of a target, as Marian's models and `source_tags` write it
 SOURCE_PREFIX = "source_prefix"  # keys in tokenizer_config.json
 PLAIN_TEXTS = "plain_texts"
 _PROBES = ("a", "1", ".", "я", "中")  # most tokenizers have tokens for at least one of these
@@ -331,7 +332,7 @@ def for_languages(
             language of a multilingual Marian model, ">>fra<< "; empty for none. None leaves it as it is.
 
     Raises:
-        UserError: the tokenizer does not know the language, or has no languages.
+        UserError: the tokenizer does not know the language or the prefix, or has no languages.
     """
     chosen = {"src_lang": source_language, "tgt_lang": target_language, SOURCE_PREFIX: source_prefix}
     if all(value is None for value in chosen.values()):
@@ -340,6 +341,8 @@ def for_languages(
         _check_language(source, "source_language", source_language)
     if target_language is not None:
         _check_language(target, "target_language", target_language)
+    if source_prefix:
+        _check_prefix(source, source_prefix)
     given = {name: value for name, value in chosen.items() if value is not None}
     changed = {tokenizer: _with_settings(tokenizer, given) for tokenizer in dict.fromkeys((source, target))}
     return changed[source], changed[target]
@@ -367,6 +370,26 @@ def _check_language(tokenizer: Any, option: str, language: str) -> None:
     raise UserError(
         f"{option}={language}: the tokenizer {_name(tokenizer)} has no such language; it names them as in "
         f"{', '.join(nearest)}"
+    )
+
+
+def _check_prefix(tokenizer: Any, prefix: str) -> None:
+    """Raise a UserError for a prefix with another tag or other tokens than the tokenizer has.
+
+    Marian reads ">>de<< " as an unknown token if its vocabulary has ">>deu<<"; vaswani's own tokenizers
+    split a tag that they were not trained with.
+    """
+    codec = TextCodec(tokenizer, "source")
+    (ids,) = codec.token_ids([prefix], adds_prefix=False)
+    tags = [token for token in codec.vocabulary() if TAG.fullmatch(token)]
+    tag = TAG.match(prefix)
+    is_other_tag = bool(tag and tags) and tag.group() not in tags  # type: ignore[union-attr]
+    if not is_other_tag and codec.unknown_id() not in ids:
+        return
+    nearest = difflib.get_close_matches(prefix.strip(), tags, n=3, cutoff=0.4) or tags[:3]
+    known = f"it has tags such as {', '.join(nearest)}" if tags else "it has no tags such as >>de<<"
+    raise UserError(
+        f"source_prefix={prefix!r}: the tokenizer {_name(tokenizer)} has no token for a part of it; {known}"
     )
 
 
