@@ -229,6 +229,8 @@ def test_the_command_gives_the_same_output_as_with_torch(models, tmp_path):
         ("onnx", {"device": "cuda"}, "device 'cuda' cannot be used by engine=onnx; it runs on the 'cpu'"),
         ("onnx", {"dtype": "float16"}, "dtype=float16 has no effect with engine=onnx"),
         ("onnx", {"revision": "main"}, "revision='main' applies to models on the Hub"),
+        ("onnx", {"alignments": True}, "a model in ONNX .* which alignments needs; .* or use engine=torch"),
+        ("onnx", {"coverage_penalty": 0.2}, r"which coverage_penalty=0\.2 needs; .* or use engine=torch"),
     ],
 )
 def test_an_engine_refuses_folders_and_options_it_cannot_use(engine, options, message, folder):

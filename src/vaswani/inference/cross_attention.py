@@ -16,6 +16,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from vaswani.errors import UserError
 from vaswani.inference.finite_scores import check_finite_scores
+from vaswani.inference.onnx.base import OnnxPreTrainedModel
 from vaswani.inference.token_log_probs import masking_inputs, rows_at_once
 from vaswani.inference.translate.ensembling import Ensemble
 from vaswani.interop.attention_interface import IMPLEMENTATION
@@ -69,6 +70,8 @@ def check_returns_weights(model: PreTrainedModel, option: str) -> None:
 
 def takes_output_attentions(model: PreTrainedModel) -> bool:
     """Return whether a model takes `output_attentions`; its layers may still return no weights."""
+    if isinstance(model, OnnxPreTrainedModel):  # its files have no such outputs
+        return False
     known = inspect.signature(model.forward).parameters
     return "output_attentions" in known or any(each.kind == each.VAR_KEYWORD for each in known.values())
 
@@ -79,9 +82,10 @@ def members_of(model: Any) -> list[Any]:
 
 
 def _returns_no_weights(model: Any, option: str) -> UserError:
+    is_onnx = isinstance(model, OnnxPreTrainedModel)
+    name, remedy = ("a model in ONNX", "engine=torch") if is_onnx else (type(model).__name__, "another model")
     return UserError(
-        f"{type(model).__name__} returns no weights of cross-attention, which {option} needs; leave it out, "
-        "or use another model"
+        f"{name} returns no weights of cross-attention, which {option} needs; leave it out, or use {remedy}"
     )
 
 
