@@ -86,6 +86,45 @@ def test_a_student_is_trained_on_targets_as_the_teachers_tokenizer_encodes_them(
         assert shape.decoder_start_token_id == student.start_options["decoder_start_token_id"]
 
 
+@pytest.mark.parametrize("kind", ["m2m100", "nllb", "mbart", "mbart50"], indirect=True)
+@pytest.mark.parametrize("student", ["random", "teacher", "folder"])
+def test_the_run_may_set_the_languages_of_the_teacher(teacher: Path, student: str) -> None:
+    saved, _ = load_tokenizers(teacher)
+    source_language, target_language = saved.tgt_lang, saved.src_lang  # the other way round
+    languages = {"source_language": source_language, "target_language": target_language}
+    run = run_of(teacher, student=str(teacher) if student == "folder" else student, **languages)
+    expected = for_languages(saved, saved, **languages)
+    for tokenizers in (run.teacher.tokenizers, run.build_tokenizers(run.read())):
+        for found, wanted, side, texts in zip(
+            tokenizers, expected, ("source", "target"), (SOURCES, TARGETS), strict=True
+        ):
+            ids = TextCodec(found, side).token_ids(texts)
+            assert ids == TextCodec(wanted, side).token_ids(texts)
+            assert ids != TextCodec(saved, side).token_ids(texts)
+    translator = run.teachers_translator(num_beams=1)
+    if translator.start_options:
+        assert translator.start_options != Translator(*load_checkpoint(teacher)).start_options
+
+
+@pytest.mark.parametrize("kind", ["nllb"], indirect=True)
+def test_unknown_languages_are_refused_before_the_teacher_is_loaded(teacher: Path) -> None:
+    (teacher / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"teacher=.*: source_language=deutsch.*"):
+        run_of(teacher, source_language="deutsch").check()
+
+
+@pytest.mark.slow
+def test_a_student_from_a_folder_gets_the_prefix_that_its_teacher_reads(tmp_path: Path) -> None:
+    folder = tmp_path / "teacher"
+    save_toy_checkpoint(folder)
+    run = run_of(folder, student=str(folder), source_prefix="to German: ")
+    run.run()
+    source, _ = load_tokenizers(run.config.output_dir)
+    prefixed = TextCodec(source, "source").token_ids(SOURCES)
+    plain, _ = load_tokenizers(folder)
+    assert prefixed == TextCodec(plain, "source").token_ids([f"to German: {text}" for text in SOURCES])
+
+
 @pytest.mark.parametrize("kind", ["mbart"], indirect=True)
 @pytest.mark.parametrize("student", ["random", "teacher"])
 def test_a_student_has_the_start_token_of_the_target_language(teacher: Path, student: str) -> None:

@@ -7,7 +7,7 @@ from vaswani.bounds import MAX_BEAMS
 from vaswani.distillation.losses import DIVERGENCES
 from vaswani.errors import UserError
 from vaswani.evaluation.text_metrics import METRICS
-from vaswani.training.config.arguments import VOCABULARY_FIELDS
+from vaswani.training.config.arguments import VOCABULARY_FIELDS, LanguageArguments
 from vaswani.training.config.options import Section, option
 
 
@@ -120,8 +120,8 @@ class TeacherArguments(DistillationObjectives):
 
 
 @dataclass
-class DistillationArguments(TeacherArguments):
-    """The teacher, what the student learns from it, and how the student starts.
+class DistillationArguments(LanguageArguments, TeacherArguments):
+    """The teacher, its languages, what the student learns from it, and how the student starts.
 
     Raises:
         UserError: the fields contradict each other.

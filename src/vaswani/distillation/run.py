@@ -24,7 +24,7 @@ from vaswani.data.pair_tokens import check_encodes, token_lengths
 from vaswani.data.sources.corpus import Corpus, load_unlabelled
 from vaswani.data.sources.corpus_spec import SPLITS, TEXT_FEATURES
 from vaswani.data.sources.row_report import RowReport
-from vaswani.data.text_codec import Side, has_one_vocabulary
+from vaswani.data.text_codec import Side, for_languages, has_one_vocabulary
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.distillation.arguments import FROM_TEACHER, RANDOM
 from vaswani.distillation.baseline import BASELINE, train_unless_done, training_of_baseline
@@ -172,6 +172,7 @@ class DistillationRun(TrainingRun):
             return self.teacher.tokenizers
         _, source, target = self.given_student
         if self.options.uses_distributions or self.options.uses_states:
+            source, target = for_languages(source, target, **self.options.languages)
             whose = f"the teacher and the student {self.options.student}"
             check_same_vocabulary(self.teacher.tokenizers, (source, target), whose)
         return source, target

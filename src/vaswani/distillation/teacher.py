@@ -11,7 +11,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import SAFE_WEIGHTS_NAME, logging
 
 from vaswani.data.sources.corpus_spec import CorpusSpec
-from vaswani.data.text_codec import Tokenizers, check_same_tokens
+from vaswani.data.text_codec import Tokenizers, check_same_tokens, for_languages
+from vaswani.data.tokenization import load_tokenizers
 from vaswani.distillation.arguments import FROM_TEACHER, RANDOM
 from vaswani.distillation.config import DistillationConfig
 from vaswani.distillation.fingerprints import fingerprint_model
@@ -54,12 +55,9 @@ def load_teacher(config: DistillationConfig) -> Teacher:
     Raises:
         UserError: a teacher cannot be loaded, or the teachers have different vocabularies.
     """
-    names, dtype = config.distillation.teacher, config.distillation.teacher_dtype
+    names = config.distillation.teacher
     folders = [_trained_folder(name, config) if _is_config_file(name) else name for name in names]
-    loaded = [
-        _with_special_tokens(Teacher(*load_checkpoint(name, config.training.device, dtype)))
-        for name in folders
-    ]
+    loaded = [_loaded(name, config) for name in folders]
     if len(loaded) == 1:
         return loaded[0]
     for name, other in zip(folders[1:], loaded[1:], strict=True):
@@ -67,15 +65,18 @@ def load_teacher(config: DistillationConfig) -> Teacher:
     return replace(loaded[0], model=Ensemble([teacher.model for teacher in loaded]).eval())
 
 
-def _with_special_tokens(teacher: Teacher) -> Teacher:
-    """Give a teacher the start token and padding with which it translates, and its student learns."""
+def _loaded(name: str | Path, config: DistillationConfig) -> Teacher:
+    """A teacher for the run's languages, with the start token and padding that its student learns."""
+    options = config.distillation
+    model, source, target = load_checkpoint(name, config.training.device, options.teacher_dtype)
+    teacher = Teacher(model, *for_languages(source, target, **options.languages))
     use_start_token_of_tokenizer(teacher.model, teacher.target_tokenizer)
     fill_in_special_tokens(teacher.model, teacher.source_tokenizer)
     return teacher
 
 
 def check_teachers(config: DistillationConfig) -> None:
-    """Raise `UserError` for a teacher or student that does not exist; load no weights."""
+    """Raise `UserError` for a missing teacher or student, or an unknown language; load no weights."""
     options = config.distillation
     given = [("teacher", name) for name in options.teacher]
     if options.student not in (RANDOM, FROM_TEACHER):
@@ -85,7 +86,10 @@ def check_teachers(config: DistillationConfig) -> None:
             if option == "teacher" and _is_config_file(name):
                 load_config(name)
             else:
-                read_config(local_folder(name))
+                read_config(folder := local_folder(name))
+                if option == "teacher" and set(options.languages.values()) != {None}:
+                    source, target = load_tokenizers(folder)
+                    for_languages(source, target, **options.languages)
         except UserError as error:
             raise UserError(f"{option}={name}: {error}") from error
 

@@ -232,8 +232,8 @@ def unused_beside_tokenizer(tokenizer: str | None) -> dict[str, str]:
 
 
 @dataclass
-class LanguageArguments(PairsArguments):
-    """The parallel corpus, the limits on its rows, and the languages for a multilingual model."""
+class LanguageArguments(Section):
+    """The languages for a multilingual model."""
 
     source_language: str | None = option(
         None, "Language of the sources, as a multilingual tokenizer names it: en, eng_Latn, en_XX ..."
@@ -245,6 +245,16 @@ class LanguageArguments(PairsArguments):
         "Default: as saved; '' for none.",
         may_be_empty=True,
     )
+
+    @property
+    def languages(self) -> dict[str, str | None]:
+        """The options of `for_languages`."""
+        return {one.name: getattr(self, one.name) for one in fields(LanguageArguments)}
+
+
+@dataclass
+class ContinuedDataArguments(LanguageArguments, PairsArguments):
+    """The parallel corpus, the limits on its rows, and the languages for a multilingual model."""
 
 
 @dataclass
@@ -357,12 +367,14 @@ class ContinuedRunConfig(RunConfig):
     """The resolved arguments of one training on pairs that continues with a trained model."""
 
     model: TrainedModelArguments  # type: ignore[assignment]  # in place of a new one
-    data: LanguageArguments  # type: ignore[assignment]
+    data: ContinuedDataArguments  # type: ignore[assignment]
     training: ContinuedTrainingArguments
     adapter: AdapterArguments
 
     purpose: ClassVar[str] = "Continue training an encoder-decoder on pairs of texts (fine-tuning)."
     without_effect: ClassVar[dict[str, str]] = {
         **FIELDS_WITHOUT_EFFECT,
-        **fields_fixed_by_model((ModelArguments, DataArguments), (TrainedModelArguments, LanguageArguments)),
+        **fields_fixed_by_model(
+            (ModelArguments, DataArguments), (TrainedModelArguments, ContinuedDataArguments)
+        ),
     }

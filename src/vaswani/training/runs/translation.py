@@ -338,13 +338,8 @@ class ContinuedRun(TrainingRun):
     @cached_property
     def tokenizers(self) -> Tokenizers:
         """The model's tokenizers, set to the languages of the run."""
-        data = self.config.data
-        return for_languages(
-            *load_tokenizers(self.pretrained.folder),
-            source_language=data.source_language,
-            target_language=data.target_language,
-            source_prefix=data.source_prefix,
-        )
+        source, target = load_tokenizers(self.pretrained.folder)
+        return for_languages(source, target, **self.config.data.languages)
 
     def check_model(self) -> None:
         """Raise `UserError` unless the model suits the settings, and knows the languages."""
