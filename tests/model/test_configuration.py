@@ -10,7 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiny import TINY, batch, tiny_config, tiny_model, tokens
-from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from vaswani import (
+    VaswaniConfig,
+    VaswaniDecoderConfig,
+    VaswaniEncoderConfig,
+    VaswaniForConditionalGeneration,
+)
 from vaswani.model.operators import word_dropout
 
 
@@ -40,6 +45,27 @@ def test_an_impossible_value_is_named_with_its_remedy(fields: dict[str, Any], me
     with pytest.raises((StrictDataclassError, ValueError)) as raised:
         tiny_config(**fields)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("config_class", "given", "meant"),
+    [
+        (VaswaniConfig, "d_modle", "d_model"),
+        (VaswaniConfig, "hiden_size", "hidden_size"),
+        (VaswaniEncoderConfig, "decoder_layers", "encoder_layers"),
+        (VaswaniDecoderConfig, "layer_norm_epsilon", "layer_norm_eps"),
+    ],
+)
+def test_a_name_that_resembles_a_field_gives_a_warning(
+    config_class: type, given: str, meant: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_class(**{given: 4})
+    assert f"{config_class.__name__} has no field '{given}'" in caplog.text
+    assert f"did you mean '{meant}'?" in caplog.text
+    caplog.clear()
+    config_class.from_dict(config_class(my_own=4, num_labels=3, hidden_size=48, num_beams=2).to_dict())
+    assert not caplog.text
+    assert getattr(config, given) == 4  # as in transformers
 
 
 def test_two_vocabularies_are_not_shared_by_default() -> None:

@@ -6,13 +6,18 @@ speed, such as the attention kernel, are arguments of `from_pretrained` and are 
 """
 
 import copy
+import difflib
+from dataclasses import fields
 from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
+from transformers.utils import logging
 
 from .sparse_pattern import SparsePattern
+
+logger = logging.get_logger(__name__)
 
 # Larger values are a mistake, or an attack on the memory of the machine that loads the configuration.
 MAX_LAYERS = 1_000
@@ -147,6 +152,7 @@ class VaswaniFamilyConfig(AnyKernelReturnsAttentions, PreTrainedConfig):
 
     def __post_init__(self, **kwargs):
         self._check_before_building(kwargs)
+        self._warn_of_similar_names(kwargs)
         if self.final_norm is None:
             self.final_norm = self.norm_order == "pre"
         if self.attention_output_bias is None:
@@ -179,6 +185,16 @@ class VaswaniFamilyConfig(AnyKernelReturnsAttentions, PreTrainedConfig):
             raise ValueError(f"id2label has the key {strange[0]!r}; expected numbers of labels: 0, 1, ...")
         if further.get("per_layer_config"):
             raise ValueError("per_layer_config is not supported: all layers have one shape; leave it out.")
+
+    def _warn_of_similar_names(self, further: dict[str, Any]) -> None:
+        """Warn of an argument that has no effect and resembles a field: transformers keeps any name."""
+        known = {field.name for field in fields(self)} | self.attribute_map.keys()
+        for name in further.keys() - known:
+            if similar := difflib.get_close_matches(name, known, n=1, cutoff=0.85):
+                logger.warning(
+                    f"{type(self).__name__} has no field {name!r}, which has no effect; did you mean "
+                    f"{similar[0]!r}?"
+                )
 
     def _checked_auto_map(self, found: dict[str, str]) -> dict[str, str]:
         """Return `auto_classes`; raise `ValueError` if a checkpoint names other code, which would be run.
