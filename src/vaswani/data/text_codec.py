@@ -383,8 +383,8 @@ def _check_prefix(tokenizer: Any, prefix: str) -> None:
     (ids,) = codec.token_ids([prefix], adds_prefix=False)
     tags = [token for token in codec.vocabulary() if TAG.fullmatch(token)]
     tag = TAG.match(prefix)
-    is_other_tag = bool(tag and tags) and tag.group() not in tags  # type: ignore[union-attr]
-    if not is_other_tag and codec.unknown_id() not in ids:
+    is_known = tag is None or not tags or tag.group() in tags
+    if is_known and codec.unknown_id() not in ids:
         return
     nearest = difflib.get_close_matches(prefix.strip(), tags, n=3, cutoff=0.4) or tags[:3]
     known = f"it has tags such as {', '.join(nearest)}" if tags else "it has no tags such as >>de<<"
