@@ -45,7 +45,9 @@ class DistillationTrainer(Trainer):
     Args:
         teacher: any encoder-decoder that predicts the student's tokens, or None.
         objectives: the losses and their weights.
-        model, args, kwargs: as for `Trainer`.
+        model: the student, as for `Trainer`.
+        args: as for `Trainer`.
+        kwargs: as for `Trainer`.
 
     Raises:
         UserError: student and teacher are incompatible, or an objective needs a teacher and none is given.

@@ -78,7 +78,9 @@ class BaseTrainer(Trainer):
         train_data_collator: collates training batches in place of `data_collator`. If it has a method
             `set_epoch`, that gets the number of each epoch, and of each pass over a stream, as it begins.
         splitter: splits the words of the training rows again in each epoch, before the rows are batched.
-        model, args, kwargs: as for transformers' `Trainer`; `args` are those of vaswani.
+        model: as for transformers' `Trainer`.
+        args: the arguments, of vaswani's class.
+        kwargs: as for transformers' `Trainer`.
 
     Raises:
         UserError: `args` are missing, or those of transformers.

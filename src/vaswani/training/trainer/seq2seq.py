@@ -41,7 +41,9 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
 
     Args:
         target_processing_class: the target tokenizer, if it is not the source's; saved with checkpoints.
-        model, args, kwargs: as for `BaseTrainer` and `Seq2SeqTrainer`.
+        model: as for `Seq2SeqTrainer`.
+        args: the arguments, of vaswani's class.
+        kwargs: as for `BaseTrainer` and `Seq2SeqTrainer`.
 
     Raises:
         UserError: `args` are not `vaswani.TrainingArguments`; `args.consistency_weight` is set, and the model
