@@ -105,7 +105,7 @@ def predict(
     if auto_class_of(read_config(folder)).__name__ == "AutoModelForQuestionAnswering":
         _check_unset({**text_fields, "threshold": threshold}, "predicts labels", "answers questions")
         job = _answer_job(input_name, question_fields, folder)
-        loading |= odds if top_k is None else {"n_best": top_k, **odds}
+        loading |= odds if top_k is None else odds | {"n_best": top_k}
     else:
         _check_unset({**question_fields, **odds}, "answers questions", "does not")
         job = _label_job(input_name, text_fields, folder)

@@ -263,9 +263,17 @@ def _lengths(row: Example) -> tuple[int, int]:
     """Return the lengths of a row's source and target in tokens; 0 without a target."""
     if "labels" not in row and "target_length" in row:
         return row["source_length"], row["target_length"]
-    if "input_ids" not in row:
-        raise UserError(f"a row has no input_ids, only {listing(row)}; tokenize the data set first")
-    return len(row["input_ids"]), len(row.get("labels", ()))
+    return number_of("input_ids", row), len(row.get("labels", ()))
+
+
+def number_of(tokens: str, row: Example) -> int:
+    """Return the number of tokens in a column of a row; raise `UserError` if the row has no such column."""
+    if tokens not in row:
+        raise UserError(
+            f"a row has no {tokens}, only {listing(row)}; tokenize the data set first: input_ids are the "
+            "tokens of a text or source, labels those of a target"
+        )
+    return len(row[tokens])
 
 
 def _within_budget(examples: Iterable[Example], max_tokens: int, report: RowReport) -> Iterator[Example]:

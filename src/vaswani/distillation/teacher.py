@@ -87,7 +87,7 @@ def check_teachers(config: DistillationConfig) -> None:
                 load_config(name)
             else:
                 read_config(folder := local_folder(name))
-                if option == "teacher" and set(options.languages.values()) != {None}:
+                if option == "teacher" and options.languages:
                     source, target = load_tokenizers(folder)
                     for_languages(source, target, **options.languages)
         except UserError as error:

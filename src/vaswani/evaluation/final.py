@@ -93,7 +93,8 @@ def show_example(texts: Iterable[str], prediction: str, reference: str) -> None:
     """Print texts with their prediction and, if it differs, the reference; each is shortened, on one line."""
     *given, predicted, right = (shortened(" ".join(text.split())) for text in (*texts, prediction, reference))
     wrong = "" if prediction == reference else f"  (reference: {right})"
-    print("  →  ".join([*([" | ".join(given)] if given else []), f"{predicted}{wrong}"]))
+    before = f"{' | '.join(given)}  →  " if given else ""
+    print(f"{before}{predicted}{wrong}")
 
 
 def shortened(text: str, max_characters: int = 200) -> str:

@@ -43,7 +43,7 @@ class GapChoice:
     """Chooses the sentences that are removed from a text.
 
     Args:
-        ratio: share of the sentences to remove, above 0 and below 1; at least one is removed and one kept.
+        ratio: share of the sentences to choose, above 0 and below 1; at least one is chosen and one is not.
         strategy: see the module's docstring.
         kept: probability that a chosen sentence stays in the source, from 0 to 1.
     """
@@ -53,11 +53,11 @@ class GapChoice:
     kept: float = 0.0
 
     def count(self, sentences: int) -> int:
-        """Return how many of two or more sentences are removed."""
+        """Return how many of two or more sentences are chosen."""
         return min(max(round(sentences * self.ratio), 1), sentences - 1)
 
     def fixed(self, sentences: Sequence[str]) -> Integers:
-        """Return the sorted indices of the sentences that every epoch removes; empty for `random`."""
+        """Return the sorted indices of the sentences that every epoch chooses; empty for `random`."""
         if self.strategy == "random":
             return np.array([], dtype=np.int64)
         if self.strategy == "lead":
@@ -66,26 +66,18 @@ class GapChoice:
         return np.sort(best[: self.count(len(sentences))])
 
     def drawn(self, sentences: int, generator: np.random.Generator) -> Integers:
-        """Draw the indices of the removed sentences, sorted."""
+        """Draw the indices of the chosen sentences, sorted."""
         return np.sort(generator.choice(sentences, self.count(sentences), replace=False))
-
-    def removed(self, chosen: Integers, generator: np.random.Generator) -> Integers:
-        """Return the chosen sentences without those that stay in the source."""
-        if not self.kept:
-            return chosen
-        return chosen[generator.random(len(chosen)) >= self.kept]
 
     def most(self, lengths: Integers, gaps: Integers) -> tuple[int, int]:
         """Return the maximum lengths of source and target for sentences of these lengths [S].
 
         `gaps` are the sentences that every epoch chooses; empty for `random`.
         """
-        count, ordered = self.count(len(lengths)), np.sort(lengths)
-        target = int(lengths[gaps].sum()) if len(gaps) else int(ordered[-count:].sum())
-        if self.kept:  # perhaps all of them
-            return int(lengths.sum()), target
-        left = lengths.sum() - target if len(gaps) else ordered[count:].sum()
-        return int(left) + count, target
+        count, whole = self.count(len(lengths)), lengths.sum()
+        ordered = np.sort(lengths[gaps] if len(gaps) else lengths)
+        source = whole if self.kept else whole - ordered[:count].sum() + count  # all may be kept
+        return int(source), int(ordered[-count:].sum())
 
 
 def rouge1_with_rest(sentences: Sequence[str]) -> npt.NDArray[np.float64]:
@@ -123,7 +115,7 @@ class GapSentences:
         gaps = np.asarray(row["gaps"])
         if self.choice.strategy == "random":
             gaps = self.choice.drawn(len(sentences), generator)
-        removed = set(self.choice.removed(gaps, generator).tolist())
+        removed = set(gaps[generator.random(len(gaps)) >= self.choice.kept].tolist())
         source = [[self.mask] if number in removed else part for number, part in enumerate(sentences)]
         return np.concatenate(source), np.concatenate([sentences[number] for number in gaps])
 

@@ -247,9 +247,10 @@ class LanguageArguments(Section):
     )
 
     @property
-    def languages(self) -> dict[str, str | None]:
-        """The options of `for_languages`."""
-        return {one.name: getattr(self, one.name) for one in fields(LanguageArguments)}
+    def languages(self) -> dict[str, str]:
+        """The options of `for_languages` that are given."""
+        values = {one.name: getattr(self, one.name) for one in fields(LanguageArguments)}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass

@@ -21,7 +21,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, EvalPrediction, Trainer, TrainerState
-from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import (
     EvalLoopOutput,
     SchedulerType,
@@ -33,7 +32,7 @@ from vaswani.data.bpe_dropout import PairSplitter
 from vaswani.data.columns import Integers
 from vaswani.data.sources.row_report import RowReport
 from vaswani.errors import StoppedError, UserError
-from vaswani.files.run_files import HISTORY, PASSES
+from vaswani.files.run_files import HISTORY, LOG_FILE, PASSES
 from vaswani.hub.hashes import forget_hashes, write_hashes
 from vaswani.training.config.options import FIELDS_WITHOUT_EFFECT, library_defaults
 from vaswani.training.config.schedule import check_finite, check_warmup, inverse_sqrt_schedule
@@ -202,7 +201,7 @@ class BaseTrainer(Trainer):
                 self.history = check_resumable(given_checkpoint(checkpoint), self.args).record
         self.resumed = None
         if checkpoint:
-            self.resumed = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+            self.resumed = TrainerState.load_from_json(str(checkpoint / LOG_FILE))
             self.data_loaders.recorded_passes = read_manifest(checkpoint).get(PASSES, [])
         hook = self.model.register_load_state_dict_post_hook(self._ignore_keys_saved_elsewhere)
         try:
@@ -379,7 +378,7 @@ class BaseTrainer(Trainer):
             if args.should_save:
                 for name, module in self.extra_modules.items():
                     save_file(module.state_dict(), folder / f"{name}.safetensors")
-                state.save_to_json(str(folder / TRAINER_STATE_NAME))  # with the best checkpoint's final name
+                state.save_to_json(str(folder / LOG_FILE))  # with the best checkpoint's final name
                 checkpoint = finish_checkpoint(folder, self._manifest())
                 self.final_average.discard_others(checkpoint)
                 rotate_checkpoints(

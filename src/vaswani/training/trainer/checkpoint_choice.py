@@ -6,12 +6,10 @@ import math
 from itertools import chain
 from pathlib import Path
 
-from transformers.trainer import TRAINER_STATE_NAME
-
 from vaswani.errors import UserError
 from vaswani.evaluation.score_names import LOWER_IS_BETTER
 from vaswani.files.json_files import read_object
-from vaswani.files.run_files import MANIFEST, checkpoints
+from vaswani.files.run_files import LOG_FILE, MANIFEST, checkpoints
 from vaswani.hub.hashes import check_whole
 
 PREFIX = "eval_"
@@ -98,7 +96,7 @@ def _named(metric: str) -> tuple[str, bool]:
 
 def _evaluation(checkpoint: Path) -> dict[str, float]:
     """Return the finite metrics of the model in a checkpoint; empty if it was not evaluated."""
-    state = read_object(checkpoint / TRAINER_STATE_NAME)
+    state = read_object(checkpoint / LOG_FILE)
     logged = [entry for entry in state["log_history"] if entry.get("step") == state["global_step"]]
     last = {name: value for entry in logged for name, value in entry.items() if name.startswith(PREFIX)}
     return {

@@ -16,14 +16,13 @@ from transformers.trainer import (
     OPTIMIZER_NAME,
     OPTIMIZER_NAME_BIN,
     SCHEDULER_NAME,
-    TRAINER_STATE_NAME,
 )
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
 from vaswani.errors import UserError
 from vaswani.files.atomic_files import sha256_of, sync
-from vaswani.files.run_files import ADAPTER_WEIGHTS, MANIFEST, SETTINGS_FILE, checkpoints
+from vaswani.files.run_files import ADAPTER_WEIGHTS, LOG_FILE, MANIFEST, SETTINGS_FILE, checkpoints
 
 _WEIGHTS = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, ADAPTER_WEIGHTS)
 logger = logging.get_logger(__name__)
@@ -80,9 +79,9 @@ def fault_of(checkpoint: Path) -> str | None:
     which is written last.
     """
     try:
-        state = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+        state = json.loads((checkpoint / LOG_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return f"{TRAINER_STATE_NAME} is missing or damaged"
+        return f"{LOG_FILE} is missing or damaged"
     if "global_step" not in state or not _has_weights(checkpoint):
         return "it has no weights"
     if missing := _missing_state(checkpoint):
@@ -216,7 +215,7 @@ def _check_nothing_is_lost(output_dir: Path) -> None:
             f"{output_dir} holds no run to resume; leave out --resume_from_checkpoint to start one"
         )
     for path in (*checkpoints(output_dir), output_dir):
-        if _has_weights(path) and (path / TRAINER_STATE_NAME).is_file() and _missing_state(path):
+        if _has_weights(path) and (path / LOG_FILE).is_file() and _missing_state(path):
             raise UserError(
                 f"{path} cannot be resumed: {fault_of(path)}, as after save_only_model or the end of a run; "
                 "start a new run in another --output_dir"

@@ -17,10 +17,9 @@ from accelerate.data_loader import prepare_data_loader
 from datasets import Dataset
 from torch.utils.data import DataLoader
 
-from vaswani.data.batching import TokenBudgetBatchSampler, TokenBudgetStream
+from vaswani.data.batching import TokenBudgetBatchSampler, TokenBudgetStream, number_of
 from vaswani.data.bpe_dropout import BpeDropoutDataset
 from vaswani.data.columns import Integers, integer_column
-from vaswani.errors import UserError, listing
 
 if TYPE_CHECKING:
     from vaswani.training.trainer.base import BaseTrainer
@@ -146,13 +145,4 @@ def lengths_of(dataset: Any, tokens: str, length: str) -> Integers:
     """
     if isinstance(dataset, Dataset) and length in dataset.column_names:
         return integer_column(dataset, length)
-    return np.array([_number_of(tokens, row) for row in dataset])
-
-
-def _number_of(tokens: str, row: Any) -> int:
-    if tokens not in row:
-        raise UserError(
-            f"a row has no {tokens}, only {listing(row)}; tokenize the data set first: input_ids are the "
-            "tokens of a text or source, labels those of a target"
-        )
-    return len(row[tokens])
+    return np.array([number_of(tokens, row) for row in dataset])

@@ -7,14 +7,13 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import SaveStrategy
 from transformers.utils import logging
 
 from vaswani.errors import UserError
 from vaswani.files.atomic_files import write_json
 from vaswani.files.json_files import read_object
-from vaswani.files.run_files import AVERAGED_FILE, checkpoints
+from vaswani.files.run_files import AVERAGED_FILE, LOG_FILE, checkpoints
 
 if TYPE_CHECKING:
     from vaswani.training.trainer.base import BaseTrainer
@@ -125,7 +124,7 @@ def _step(checkpoint: Path) -> int:
 
 def _ends_an_epoch(checkpoint: Path) -> bool:
     try:
-        epoch = read_object(checkpoint / TRAINER_STATE_NAME).get("epoch")
+        epoch = read_object(checkpoint / LOG_FILE).get("epoch")
     except UserError:  # damaged: averaging reports it
         return True
     return epoch is not None and float(epoch).is_integer()

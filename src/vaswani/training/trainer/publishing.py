@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import HfApi
 from transformers import PreTrainedConfig
-from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
+from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import PushInProgress, logging
 
@@ -21,7 +21,7 @@ from vaswani.errors import RunError, UserError
 from vaswani.files.atomic_files import discard_unfinished, sha256_of, unfinished_path, write_whole
 from vaswani.files.hub_client import use_patient_client
 from vaswani.files.json_files import read_object
-from vaswani.files.run_files import HISTORY, MANIFEST
+from vaswani.files.run_files import HISTORY, LOG_FILE, MANIFEST
 from vaswani.hub.card import write_card
 from vaswani.hub.failures import HUB_ERRORS, describe_hub_failure
 from vaswani.hub.hashes import HASHES
@@ -39,7 +39,7 @@ logger = logging.get_logger(__name__)
 
 # Files of a checkpoint besides the model.
 STATE = (
-    *("config.json", TRAINER_STATE_NAME, MANIFEST, HASHES),
+    *("config.json", LOG_FILE, MANIFEST, HASHES),
     *("to_teacher_width.safetensors", "optimizer.pt", "scheduler.pt", "scaler.pt"),
     *("rng_state.pth", "rng_state_*.pth"),
 )
@@ -195,13 +195,13 @@ def _linked_copy(folder: Path, config: PreTrainedConfig) -> Path:
 
 def hide_folders(checkpoint: Path) -> None:
     """Reduce absolute paths in a checkpoint's manifest and state to the names of the files and folders."""
-    manifest, path = read_manifest(checkpoint), checkpoint / TRAINER_STATE_NAME
+    manifest, path = read_manifest(checkpoint), checkpoint / LOG_FILE
     manifest["files"].pop(TRAINING_ARGS_NAME, None)  # not pushed: it holds local paths, and no user needs it
     if path.is_file() and (best := (state := read_object(path)).get("best_model_checkpoint")):
         write_whole(
             path, json.dumps({**state, "best_model_checkpoint": _name_alone(best)}, indent=2).encode()
         )
-        manifest["files"][TRAINER_STATE_NAME] = sha256_of(path)
+        manifest["files"][LOG_FILE] = sha256_of(path)
     for settings in (
         manifest.get("settings", {}),
         *(entry["changed"] for entry in manifest.get(HISTORY, ())),

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelerate import PartialState
-from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
 from vaswani.errors import UserError
-from vaswani.files.run_files import HISTORY, SETTINGS_FILE
+from vaswani.files.run_files import HISTORY, LOG_FILE, SETTINGS_FILE
 from vaswani.training.config.options import (
     default_settings,
     library_defaults,
@@ -64,7 +63,7 @@ def check_resumable(checkpoint: Path, config: BaseConfig | BaseTrainingArguments
         UserError: a setting has changed that cannot; the message has both values, and the remedy.
     """
     manifest = read_manifest(checkpoint)
-    state = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+    state = json.loads((checkpoint / LOG_FILE).read_text(encoding="utf-8"))
     resumption = Resumption(
         checkpoint,
         *_compared(checkpoint, manifest, config),
