@@ -208,7 +208,7 @@ class TestTokenizing:
                 tokenize_corpus(rows, tokenizer, tokenizer, *limits)
         long = Dataset.from_dict({"source": ["two words"], "target": ["one"]})
         with pytest.raises(
-            UserError, match="none of 1 rows fits within max_source_length=2, max_target_length=None"
+            UserError, match="none of 1 rows fits within at most 2 tokens of a source and any number of tokens of a"
         ):
             tokenize_corpus(long, tokenizer, tokenizer, 2)
         with pytest.raises(UserError, match=r"no column \['target'\]; they have \['source'\]"):
@@ -219,7 +219,7 @@ class TestTokenizing:
             tokenize_corpus(rows, tokenizer, endless)
         assert not caplog.text
         tokenize_corpus(rows, tokenizer, tokenizer, 2)
-        assert "of 6 rows fit within max_source_length=2" in caplog.text
+        assert "of 6 rows fit within at most 2 tokens of a source" in caplog.text
 
 
 class TestTokenCache:

@@ -176,7 +176,8 @@ class _LengthLimits:
         return np.flatnonzero(fits)
 
     def __str__(self) -> str:
-        return f"max_source_length={self.longest[0]}, max_target_length={self.longest[1]}"
+        source, target = ("any number of" if most is None else f"at most {most:,}" for most in self.longest)
+        return f"{source} tokens of a source and {target} tokens of a target"
 
 
 def check_encodes(tokenizer: PreTrainedTokenizerBase, side: Side, max_length: int | None) -> TextCodec:
@@ -279,7 +280,10 @@ def _tokenize_to_file(
     source, target = token_lengths(tokens)
     fit = limits.fitting(source, target, report)
     if not fit.size:
-        raise NoRowFitsError(f"none of {len(tokens):,} rows fits within {limits}; raise the limits")
+        raise NoRowFitsError(
+            f"none of {len(tokens):,} rows fits within {limits}; raise max_source_length and "
+            "max_target_length, or give shorter texts"
+        )
     if 2 * fit.size < len(tokens):
         logger.warning("Only %d of %d rows fit within %s.", fit.size, len(tokens), limits)
     is_cut = limits.too_long(source, target, truncated=True)[fit].any()
