@@ -60,6 +60,12 @@ def panicking(**parts: Any) -> Tokenizer:
     return Tokenizer.from_str(json.dumps({**content, **parts}))
 
 
+@pytest.mark.parametrize("given", [None, "runs/tokenizer"])
+def test_what_is_no_tokenizer_is_refused(given: Any) -> None:
+    with pytest.raises(TypeError, match=f"the tokenizer is {given!r}; give a tokenizer of transformers"):
+        TextCodec(given)
+
+
 def test_a_tokenizer_that_panics_when_it_encodes_is_named() -> None:
     template = {
         "type": "TemplateProcessing",

@@ -382,7 +382,7 @@ def test_tensorboard_is_written(tiny_run):
         ({"vocab_size": 100}, "vocab_size=100 is too small"),
         ({"source_field": "src"}, "source_field: .* has no field 'src'; it has 'source', 'target'"),
         ({"train_file": "nowhere.jsonl"}, "no such file: nowhere.jsonl"),
-        ({"max_target_length": 5}, "none of 400 rows fits within .* at most 5 tokens of a target; raise max_source_length and"),
+        ({"max_target_length": 5}, "none of 400 rows fits within .* at most 5 tokens of a target; raise max"),
         (
             {"max_tokens_per_batch": 20},
             "max_tokens_per_batch=20 is too small: train has a row of .* tokens; raise it",

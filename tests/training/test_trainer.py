@@ -25,6 +25,7 @@ from transformers import (
 )
 from transformers.trainer_pt_utils import LabelSmoother
 
+from tiny_causal import gpt2
 from toy_translation import toy_tokenizer
 from vaswani import Trainer, TrainingArguments, VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.data.collation import Seq2SeqCollator
@@ -564,6 +565,15 @@ def test_arguments_of_transformers_are_refused(tmp_path, kind):
         kind(tiny_model(), given)
     with pytest.raises(UserError, match="args are missing; give vaswani's TrainingArguments"):
         kind(tiny_model())
+
+
+def test_models_and_teachers_that_are_no_encoder_decoders_are_named(tmp_path):
+    args = TrainingArguments(str(tmp_path), use_cpu=True)
+    causal = gpt2()
+    with pytest.raises(UserError, match="the model is a GPT2LMHeadModel, which is no encoder-decoder"):
+        Trainer(causal, args)
+    with pytest.raises(UserError, match="the teacher is a GPT2LMHeadModel, which is no encoder-decoder"):
+        DistillationTrainer(tiny_model(), args, teacher=causal)
 
 
 def test_data_sets_that_are_missing_or_not_tokenized_are_named(tmp_path):

@@ -95,9 +95,17 @@ class TextCodec:
     Args:
         tokenizer: adds the special tokens that the model was trained with. Codecs may share it.
         side: `"source"` or `"target"`.
+
+    Raises:
+        TypeError: the tokenizer is not one of transformers'.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, side: Side = "source"):
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            raise TypeError(
+                f"the tokenizer is {tokenizer!r}; give a tokenizer of transformers, such as "
+                "AutoTokenizer.from_pretrained(FOLDER)"
+            )
         self.tokenizer = tokenizer
         self.side = side
 

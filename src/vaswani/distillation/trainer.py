@@ -24,7 +24,7 @@ from vaswani.model.modeling_vaswani import shift_tokens_right
 from vaswani.training.config.training_arguments import TrainingArguments
 from vaswani.training.trainer.adapted import base_model
 from vaswani.training.trainer.objective import Count
-from vaswani.training.trainer.seq2seq import Trainer
+from vaswani.training.trainer.seq2seq import Trainer, check_is_encoder_decoder
 from vaswani.unwritten_padding import unwritten_padding
 
 DISTRIBUTION = ("teacher_log_probs", "teacher_tokens")  # columns of a batch with stored distributions
@@ -68,6 +68,8 @@ class DistillationTrainer(Trainer):
             )
         super().__init__(model, args, **kwargs)
         check_no_consistency(self.args)
+        if teacher is not None:
+            check_is_encoder_decoder(teacher, "teacher")
         self.objectives = objectives or DistillationObjectives()
         self.mixture = LossMixture(self, teacher, self.objectives)
         self.teacher: Any = teacher

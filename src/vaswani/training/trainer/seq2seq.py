@@ -46,8 +46,9 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
         kwargs: as for `BaseTrainer` and `Seq2SeqTrainer`.
 
     Raises:
-        UserError: `args` are not `vaswani.TrainingArguments`; `args.consistency_weight` is set, and the model
-            has no dropout; or metrics are given that would never be called.
+        UserError: `args` are not `vaswani.TrainingArguments`; the model is no encoder-decoder;
+            `args.consistency_weight` is set, and the model has no dropout; or metrics are given that would
+            never be called.
     """
 
     arguments_class = TrainingArguments
@@ -62,6 +63,7 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
         **kwargs: Any,
     ):
         super().__init__(model, args, **kwargs)
+        check_is_encoder_decoder(self.model, "model")
         self.target_processing_class = target_processing_class or self.processing_class
         self._check_metrics()
         check_passes_differ(self.args.consistency_weight, self.model.config, self.model)
@@ -237,3 +239,13 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
         """Write both tokenizers, or the one that both sides share."""
         if self.processing_class is not None:
             save_tokenizers(self.processing_class, self.target_processing_class, folder)
+
+
+def check_is_encoder_decoder(model: torch.nn.Module, role: str) -> None:
+    """Raise `UserError` if the model of this role is no encoder-decoder."""
+    if not getattr(model.config, "is_encoder_decoder", False):
+        raise UserError(
+            f"the {role} is a {type(base_model(model)).__name__}, which is no encoder-decoder; give one, "
+            "such as a VaswaniForConditionalGeneration (other models train with `vaswani pretrain` and "
+            "`vaswani finetune`, or transformers' Trainer)"
+        )
