@@ -89,6 +89,12 @@ def test_every_auto_class_maps_to_the_class_itself(name):
             assert getattr(transformers, auto_class)._model_mapping[config_class] is expected
 
 
+@pytest.mark.parametrize("name", ["VaswaniConfig", "VaswaniEncoderConfig", "VaswaniDecoderConfig"])
+def test_every_model_is_known_to_the_auto_class_for_pretraining(name):
+    """As BART, BERT and GPT-2 are."""
+    assert getattr(vaswani, name) in transformers.AutoModelForPreTraining._model_mapping
+
+
 @pytest.mark.parametrize("name", MAPPINGS)
 def test_models_of_returns_the_mapping_of_the_auto_class(name):
     auto_class = getattr(transformers, name)

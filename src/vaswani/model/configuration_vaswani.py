@@ -352,6 +352,7 @@ class VaswaniConfig(VaswaniFamilyConfig):
         "AutoConfig": "configuration_vaswani.VaswaniConfig",
         "AutoModel": "modeling_vaswani.VaswaniModel",
         "AutoModelForSeq2SeqLM": "modeling_vaswani.VaswaniForConditionalGeneration",
+        "AutoModelForPreTraining": "modeling_vaswani.VaswaniForConditionalGeneration",
     }
     attribute_map = {
         "hidden_size": "d_model",
@@ -484,6 +485,7 @@ class VaswaniDecoderConfig(VaswaniFamilyConfig):
         "AutoConfig": "configuration_vaswani.VaswaniDecoderConfig",
         "AutoModel": "modeling_vaswani_decoder.VaswaniDecoderModel",
         "AutoModelForCausalLM": "modeling_vaswani_decoder.VaswaniForCausalLM",
+        "AutoModelForPreTraining": "modeling_vaswani_decoder.VaswaniForCausalLM",
         **{
             f"AutoModelFor{task}": f"modeling_vaswani_decoder.VaswaniDecoderFor{task}"
             for task in ("SequenceClassification", "TokenClassification", "QuestionAnswering")
