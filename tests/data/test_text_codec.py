@@ -262,6 +262,9 @@ def test_a_tag_must_be_in_the_vocabulary_of_marian(separate_vocabs: bool, tmp_pa
     source, _ = for_languages(*tokenizers, source_prefix=">>deu<< ")
     first = TextCodec(source).token_ids(["the big cat"])[0][0]
     assert first == tags[">>deu<<"]
+    french = TextCodec(source).token_ids([">>fra<< the big cat"])[0]
+    assert french[0] == tags[">>fra<<"]
+    assert tags[">>deu<<"] not in french
 
 
 def test_a_tag_must_be_one_that_the_tokenizer_was_trained_with() -> None:

@@ -260,7 +260,7 @@ REFUSED = {
         lambda folder: change(folder, lambda tensor: tensor * float("nan")),
         r"other are not finite numbers",
     ),
-    "pickled": (pickled, r"pytorch_model.bin is pickled; only safetensors can be averaged"),
+    "pickled": (pickled, r"pytorch_model.bin is pickled; only safetensors can be averaged: .* by AutoModel"),
     "adapter": (as_adapter, r"other holds an adapter, and a whole model is needed: vaswani merge"),
     "truncated": (
         lambda folder: (folder / "model.safetensors").write_bytes(

@@ -88,7 +88,8 @@ class TextCodec:
 
     Sources are encoded like `tokenizer(texts)`, targets like `tokenizer(text_target=texts)`. If a tokenizer
     has two vocabularies, each side uses its own. The tokenizer's `source_prefix`, such as T5's "translate
-    English to German: ", is put before each source (see `for_languages`).
+    English to German: ", is put before each source (see `for_languages`); if it is a tag such as ">>deu<<", a
+    source that begins with another tag keeps its own.
 
     Tokenizers with `plain_texts` encode "</s>" inside a text as ordinary text (see `text_options`).
 
@@ -130,7 +131,7 @@ class TextCodec:
         names = ("text", "text_pair") if self.side == "source" else ("text_target", "text_pair_target")
         adds_prefix = adds_prefix and self.side == "source"
         if adds_prefix and texts and (prefix := source_prefix(self.tokenizer)):
-            texts = ([prefix + text for text in texts[0]], *texts[1:])
+            texts = ([_prefixed(text, prefix) for text in texts[0]], *texts[1:])
         given: dict[str, Any] = dict(zip(names, texts, strict=False))
         if self.side == "target":
             _check_target_language(self.tokenizer)
@@ -317,6 +318,11 @@ def marks_languages(tokenizer: Any) -> bool:
 def source_prefix(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the text that is put before each source; it is saved in tokenizer_config.json."""
     return tokenizer.init_kwargs.get(SOURCE_PREFIX, "")
+
+
+def _prefixed(text: str, prefix: str) -> str:
+    """Return a text after a prefix; a text with a tag of its own keeps it in place of the prefix's."""
+    return text if TAG.match(prefix) and TAG.match(text) else prefix + text
 
 
 def for_languages(

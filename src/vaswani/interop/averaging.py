@@ -232,7 +232,10 @@ def _check_same_tokenizers(one: Path, other: Path) -> None:
 def _check_safetensors(folder: Path) -> None:
     for file in weight_files(folder):
         if file.suffix != ".safetensors":
-            raise UserError(f"{file} is pickled; only safetensors can be averaged: save the model with them")
+            raise UserError(
+                f"{file} is pickled; only safetensors can be averaged: save the model with them, by "
+                f"AutoModelForSeq2SeqLM.from_pretrained({str(folder)!r}).save_pretrained(FOLDER)"
+            )
 
 
 def _check_same_tensors(first: Places, second: Places) -> None:
