@@ -235,6 +235,10 @@ def test_options_for_questions_take_effect(answering: Path, tmp_path: Path, capf
     assert record_of(capfd, *command, "--max_source_length", "20")["max_length"] == 20
     silent = record_of(capfd, *command, "--null_score_diff_threshold", "-1000000000")
     assert (silent["f1"], silent["null_score_diff_threshold"]) == (0, -1e9)
+    for name, value in (("doc_stride", 4), ("max_question_length", 1), ("max_answer_length", 1)):
+        other = record_of(capfd, *command, f"--{name}", str(value))
+        assert other[name] == value != whole[name]
+    assert other["f1"] != whole["f1"]
 
 
 # Language models, and encoder-decoders that were pre-trained on texts.

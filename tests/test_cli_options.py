@@ -25,6 +25,7 @@ ACCEPTED = {
     ("--length_penalty", "-1"): "prefers short translations",
     ("--coverage_penalty", "0"): "does not rank again",
     ("--no_repeat_ngram_size", "0"): "lets all repeat",
+    ("--doc_stride", "0"): "windows side by side",
     ("--null_score_diff_threshold", "0"): "answers where an answer is likelier",
     ("--null_score_diff_threshold", "-1"): "answers only where an answer is much likelier",
 }

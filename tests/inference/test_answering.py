@@ -318,6 +318,24 @@ def test_predict_takes_a_threshold_for_no_answer(saved, tmp_path, capfd):
         assert {record["prediction"] == "" for record in records} == {is_empty}
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("doc_stride", 12), ("max_question_length", 1), ("max_answer_length", 1)]
+)
+def test_predict_takes_the_lengths_of_windows_and_answers(saved, tmp_path, capfd, option, value):
+    pairs = [(f"where was {question}", context) for question, context in PAIRS]
+    rows = [{"question": question, "context": context} for question, context in pairs]
+    table = write_jsonl(tmp_path / "rows.jsonl", rows)
+    command = ["--model", saved, "--input", table, "--null_score_diff_threshold", "1e6", "--top_k", "3"]
+    plain, (status, records, errors) = (
+        predict(capfd, *command, *flags) for flags in ([], [f"--{option}", str(value)])
+    )
+    assert status == 0, errors
+    assert records != plain[1]
+    given = {option: value, "null_score_diff_threshold": 1e6, "n_best": 3}
+    answerer = QuestionAnswerer.from_pretrained(saved, device="cpu", **given)
+    assert [record["prediction"] for record in records] == [each.text for each in answerer.answer(pairs)]
+
+
 def test_rows_with_a_cut_question_are_marked_and_counted(saved, tmp_path, capfd):
     rows = [{"question": question, "context": PAIRS[0][1]} for question in ("who", LONG, f"{LONG} today")]
     table = write_jsonl(tmp_path / "rows.jsonl", rows)

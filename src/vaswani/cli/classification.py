@@ -13,7 +13,10 @@ import typer
 from vaswani.cli.app import app
 from vaswani.cli.options import (
     BufferSize,
+    DocStride,
     InputName,
+    MaxAnswerLength,
+    MaxQuestionLength,
     NullThreshold,
     OutputName,
     PaddedTokensPerBatch,
@@ -73,6 +76,9 @@ def predict(
     ] = None,
     threshold: Threshold = None,
     null_score_diff_threshold: NullThreshold = None,
+    doc_stride: DocStride = None,
+    max_question_length: MaxQuestionLength = None,
+    max_answer_length: MaxAnswerLength = None,
     max_length: Annotated[
         int | None,
         number(
@@ -101,13 +107,18 @@ def predict(
     folder = local_folder(model, loading["revision"], weights=False)
     text_fields = {"text_field": text_field, "text_pair_field": text_pair_field}
     question_fields = {"question_field": question_field, "context_field": context_field}
-    odds = {"null_score_diff_threshold": null_score_diff_threshold}
+    answers = {
+        "null_score_diff_threshold": null_score_diff_threshold,
+        "doc_stride": doc_stride,
+        "max_question_length": max_question_length,
+        "max_answer_length": max_answer_length,
+    }
     if auto_class_of(read_config(folder)).__name__ == "AutoModelForQuestionAnswering":
         _check_unset({**text_fields, "threshold": threshold}, "predicts labels", "answers questions")
         job = _answer_job(input_name, question_fields, folder)
-        loading |= odds if top_k is None else odds | {"n_best": top_k}
+        loading |= answers if top_k is None else answers | {"n_best": top_k}
     else:
-        _check_unset({**question_fields, **odds}, "answers questions", "does not")
+        _check_unset({**question_fields, **answers}, "answers questions", "does not")
         job = _label_job(input_name, text_fields, folder)
         loading["threshold"] = threshold
     loading |= {"max_length": max_length, "max_tokens_per_batch": max_tokens_per_batch}

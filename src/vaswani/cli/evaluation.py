@@ -12,6 +12,7 @@ import typer
 from vaswani.cli import evaluation_options
 from vaswani.cli.app import app
 from vaswani.cli.evaluation_options import (
+    ANSWER_OPTIONS,
     ENGINE_OPTIONS,
     ENSEMBLE_OPTIONS,
     FIELDS,
@@ -309,10 +310,8 @@ def _evaluate_questions(request: EvaluationRequest) -> EvaluationOutcome:
 
     task = "question_answering"
     split, rows = request.load_rows(load_questions, QuestionSpec, request.training_settings(task))
-    threshold = request.options["null_score_diff_threshold"]
-    answerer = request.load_model(
-        QuestionAnswerer, max_length=request.max_length, null_score_diff_threshold=threshold
-    )
+    given = {name: request.options[name] for name in ANSWER_OPTIONS}
+    answerer = request.load_model(QuestionAnswerer, max_length=request.max_length, **given)
     with progress_bar(len(rows), " rows") as bar:
         result = evaluate_answers(answerer, rows, bar.update)
     lines = (

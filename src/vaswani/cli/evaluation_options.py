@@ -10,6 +10,9 @@ from vaswani.cli.options import (
     TRANSLATOR_DEFAULTS,
     AsJson,
     DatasetConfig,
+    DocStride,
+    MaxAnswerLength,
+    MaxQuestionLength,
     NullThreshold,
     Threshold,
     column,
@@ -51,6 +54,7 @@ SEARCH_OPTIONS = (
     *("min_length_ratio", "no_repeat_ngram_size", "repetition_penalty", "coverage_penalty", "mbr_metric"),
     *("temperature", "top_k", "top_p", "seed", "replace_unknown", "banned_phrases", "required_phrases"),
 )
+ANSWER_OPTIONS = ("null_score_diff_threshold", "doc_stride", "max_question_length", "max_answer_length")
 ENSEMBLE_OPTIONS = ("ensemble_weights", "ensemble_average")
 ENGINE_OPTIONS = ("engine", "quantization", "dtype")
 LANGUAGE_OPTIONS = ("source_language", "target_language", "source_prefix")
@@ -60,7 +64,7 @@ ACCEPTED_BY = {
         name: tuple(kind for kind, fields in FIELDS.items() if name in fields)
         for name in chain.from_iterable(FIELDS.values())
     },
-    "null_score_diff_threshold": ("questions",),
+    **dict.fromkeys(ANSWER_OPTIONS, ("questions",)),
     "threshold": ("labels",),
     "stride": ("causal",),
     **dict.fromkeys((*ENGINE_OPTIONS, "output_name", "allow_mismatch"), ("seq2seq", "labels", "questions")),
@@ -122,6 +126,9 @@ def declare(
         str | None, column("messages_field", "Column of chats, whose answers are scored, in place of prompts")
     ] = None,
     null_score_diff_threshold: NullThreshold = None,
+    doc_stride: DocStride = None,
+    max_question_length: MaxQuestionLength = None,
+    max_answer_length: MaxAnswerLength = None,
     threshold: Threshold = None,
     documents: Annotated[
         str | None,

@@ -303,6 +303,31 @@ NullThreshold = Annotated[
         "by more than this. Default: as in training; without one, always answer.",
     ),
 ]
+DocStride = Annotated[
+    int | None,
+    number(
+        "--doc_stride",
+        help="For question answering: tokens that a window shares with the one before it. Default: as in "
+        "training, or 128.",
+        at_least=0,
+    ),
+]
+MaxQuestionLength = Annotated[
+    int | None,
+    number(
+        "--max_question_length",
+        help="For question answering: maximum tokens of a question. Default: as in training, or 64.",
+        at_least=1,
+    ),
+]
+MaxAnswerLength = Annotated[
+    int | None,
+    number(
+        "--max_answer_length",
+        help="For question answering: maximum tokens of an answer. Default: as in training, or 30.",
+        at_least=1,
+    ),
+]
 OnnxEngine = Annotated[
     str,
     typer.Option(
