@@ -17,7 +17,8 @@ from vaswani.cli.splits import located
 from vaswani.data.evenly_spread import limit_rows
 from vaswani.data.sources.corpus import load_corpus
 from vaswani.data.sources.corpus_spec import CorpusSpec
-from vaswani.evaluation.confidence import Estimate, resampled_scores
+from vaswani.evaluation.estimates import Estimate
+from vaswani.evaluation.resampling import resampled_scores
 from vaswani.evaluation.text_metrics import METRICS_OF_TASK, score_texts
 
 TASK = "summarization"

@@ -22,7 +22,8 @@ import side_by_side
 from vaswani import Scorer, Translator
 from vaswani.data.sources.corpus import load_corpus
 from vaswani.data.sources.corpus_spec import CorpusSpec
-from vaswani.evaluation.confidence import bootstrap_scores, resampled_rows, row_statistics, score_of_sum
+from vaswani.evaluation.estimates import resampled_rows
+from vaswani.evaluation.resampling import bootstrap_scores, row_statistics, score_of_sum
 from vaswani.files.atomic_files import write_json
 from vaswani.files.run_files import SETTINGS_FILE
 from vaswani.insight.figures import new_figure, save_figure

@@ -28,7 +28,8 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 import side_by_side
 from vaswani import Translator
 from vaswani.errors import UserError
-from vaswani.evaluation.confidence import Estimate, resampled_scores
+from vaswani.evaluation.estimates import Estimate
+from vaswani.evaluation.resampling import resampled_scores
 from vaswani.evaluation.text_metrics import score_texts
 from vaswani.inference.translate.engine import Output
 from vaswani.interop import average, export_folder

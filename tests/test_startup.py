@@ -65,7 +65,13 @@ def test_plots_of_a_log_import_no_models(tmp_path):
     log = [{"step": step, "loss": 1.0, "eval_bleu": 2.0} for step in (1, 2)]
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": log}))
     commands = [["report", str(tmp_path)], ["plot", "curves", str(tmp_path), "--output", f"{tmp_path}/c.png"]]
-    assert outcomes(commands) == [(0, ["numpy"])] * 2  # matplotlib needs it
+    score = {"value": 2.0, "low": 1.0, "high": 3.0}
+    model = {"name": "a", "role": "student", "parameters": 9, "scores": {"bleu": score}}
+    report = {"metric": "bleu", "models": [model | {"retention": score}], "rows": 4}
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    for kind in ("quality", "retention"):
+        commands.append(["plot", kind, str(tmp_path), "--output", f"{tmp_path}/{kind}.png"])
+    assert outcomes(commands) == [(0, ["numpy"])] * 4  # matplotlib needs it
 
 
 REFUSED = (

@@ -22,7 +22,7 @@ from vaswani.distillation.comparison import (
 )
 from vaswani.distillation.report import as_markdown
 from vaswani.errors import UserError
-from vaswani.evaluation.confidence import Difference, Estimate
+from vaswani.evaluation.estimates import Difference, Estimate
 from vaswani.evaluation.text_metrics import score_texts
 from vaswani.inference.translate.translation import Translator
 

@@ -18,7 +18,7 @@ from vaswani.distillation.comparison import Comparison, ModelResult
 from vaswani.distillation.measuring import retention_of
 from vaswani.distillation.report import as_dict, as_markdown, conclusions, write_report
 from vaswani.errors import RunError, UserError
-from vaswani.evaluation.confidence import Difference, Estimate
+from vaswani.evaluation.estimates import Difference, Estimate
 
 DIFFERENCES = {
     "bleu": Difference(-1.0, -2.5, 0.5, 0.0774),

@@ -8,7 +8,7 @@ import evaluate
 import numpy as np
 import pytest
 
-from vaswani.evaluation import confidence
+from vaswani.evaluation import estimates
 from vaswani.evaluation.label_metrics import (
     ClassificationMetric,
     LabelMetric,
@@ -133,7 +133,7 @@ def test_batches_add_up_and_metrics_combine(metric):
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_the_bootstrap_scores_resampled_rows(metric, monkeypatch):
-    monkeypatch.setattr(confidence, "RESAMPLES", 5)
+    monkeypatch.setattr(estimates, "RESAMPLES", 5)
     predictions, references = some_rows(metric, seed=2)
     scorer = metric(keep_in_memory=True)
     generator, expected = np.random.default_rng(7), []

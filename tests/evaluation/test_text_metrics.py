@@ -11,7 +11,7 @@ from transformers import EvalPrediction
 
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.errors import UserError
-from vaswani.evaluation.confidence import row_statistics, score_of_sum
+from vaswani.evaluation.resampling import row_statistics, score_of_sum
 from vaswani.evaluation.text_metrics import (
     METRICS,
     Bleu,

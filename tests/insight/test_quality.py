@@ -11,7 +11,7 @@ from drawn import check_no_texts_overlap, check_nothing_is_cut_off, legend
 from vaswani.distillation.comparison import Comparison, ModelResult
 from vaswani.distillation.report import write_texts
 from vaswani.errors import UserError
-from vaswani.evaluation.confidence import Difference, Estimate
+from vaswani.evaluation.estimates import Difference, Estimate
 from vaswani.insight.quality import draw_quality, draw_retention
 from vaswani.insight.saved_results import MeasuredModel, read_measured
 from vaswani.insight.themed_figure import ThemedFigure

@@ -232,7 +232,7 @@ def _evaluate_pairs(request: EvaluationRequest) -> EvaluationOutcome:
     """Translate or summarize the sources of pairs, and score the outputs."""
     from vaswani.data.sources.corpus import load_corpus
     from vaswani.data.sources.corpus_spec import CorpusSpec
-    from vaswani.evaluation.confidence import resampled_scores
+    from vaswani.evaluation.resampling import resampled_scores
     from vaswani.evaluation.text_metrics import METRICS_OF_TASK, check_task, score_texts
     from vaswani.evaluation.translator import evaluate as evaluate_translator
     from vaswani.inference.translate.files import as_text

@@ -1,6 +1,6 @@
 """Compare models with the first of them: size, quality with confidence intervals, decoding speed.
 
-All models are scored on the same bootstrap resamples of the rows (see `evaluation/confidence.py`), so the
+All models are scored on the same bootstrap resamples of the rows (see `evaluation/estimates.py`), so the
 intervals of differences, retentions and gains are paired.
 
 R resamples
@@ -30,7 +30,8 @@ from vaswani.distillation.measuring import (
     seconds_in_turns,
 )
 from vaswani.errors import UserError
-from vaswani.evaluation.confidence import PERCENTILES, RESAMPLES, resampled_scores
+from vaswani.evaluation.estimates import PERCENTILES, RESAMPLES
+from vaswani.evaluation.resampling import resampled_scores
 from vaswani.evaluation.text_metrics import check_task, score_texts, task_of_metric
 from vaswani.evaluation.translator import Evaluation, evaluate
 from vaswani.files.run_settings import read_settings

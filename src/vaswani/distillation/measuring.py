@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from vaswani.evaluation.confidence import Difference, Estimate
+from vaswani.evaluation.estimates import Difference, Estimate
 from vaswani.evaluation.score_names import LOWER_IS_BETTER
 
 SPEED_ROWS = 500  # most rows of a timed round

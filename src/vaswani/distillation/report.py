@@ -12,7 +12,7 @@ from vaswani.distillation.comparison import Comparison
 from vaswani.distillation.measuring import FIRST, OTHER, BaseComparison, Measured
 from vaswani.errors import RunError, UserError
 from vaswani.evaluation import score_names
-from vaswani.evaluation.confidence import Difference, Estimate
+from vaswani.evaluation.estimates import Difference, Estimate
 from vaswani.files.atomic_files import write_whole
 from vaswani.files.json_files import finite_json, without_non_finite
 from vaswani.files.run_files import REPORT_DATA, REPORT_PLOT, REPORT_TEXT

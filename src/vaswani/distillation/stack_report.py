@@ -22,7 +22,7 @@ from vaswani.distillation.measuring import (
     seconds_in_turns,
 )
 from vaswani.distillation.report import cells, intervals_lines, section, speed_line
-from vaswani.evaluation.confidence import RESAMPLES
+from vaswani.evaluation.estimates import RESAMPLES
 
 Evaluate = Callable[[PreTrainedModel, Dataset], dict[str, Score]]
 Predict = Callable[[PreTrainedModel, Dataset], object]

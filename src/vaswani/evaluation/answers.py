@@ -13,7 +13,7 @@ from datasets import Dataset
 from vaswani.data.evenly_spread import evenly_spread
 from vaswani.errors import UserError
 from vaswani.evaluation.answer_metrics import AnswerMetric, best_threshold
-from vaswani.evaluation.confidence import Estimate
+from vaswani.evaluation.estimates import Estimate
 from vaswani.evaluation.final import NUM_EXAMPLES, metric_entries
 from vaswani.evaluation.summary import score_fields, score_lines, speed_line
 from vaswani.inference.answer.answering import QuestionAnswerer

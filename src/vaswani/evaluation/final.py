@@ -10,7 +10,7 @@ from typing import Any
 from datasets import Dataset
 from transformers import EarlyStoppingCallback, Trainer
 
-from vaswani.evaluation.confidence import RESAMPLES, Estimate
+from vaswani.evaluation.estimates import RESAMPLES, Estimate
 from vaswani.files.atomic_files import write_json
 from vaswani.files.run_files import EVALUATION_FILE
 

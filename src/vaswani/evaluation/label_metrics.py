@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vaswani.evaluation import score_names
-from vaswani.evaluation.confidence import Estimate, resampled_rows
+from vaswani.evaluation.estimates import Estimate, resampled_rows
 from vaswani.evaluation.spans import mark_spans, spans_of
 
 Floats = npt.NDArray[np.float64]

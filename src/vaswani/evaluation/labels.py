@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vaswani.errors import UserError
-from vaswani.evaluation.confidence import Estimate
+from vaswani.evaluation.estimates import Estimate
 from vaswani.evaluation.final import metric_entries
 from vaswani.evaluation.label_metrics import METRICS_OF_TASK
 from vaswani.evaluation.summary import label_lines, score_fields, score_lines, speed_line

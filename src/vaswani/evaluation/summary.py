@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vaswani.evaluation.confidence import Estimate
+from vaswani.evaluation.estimates import Estimate
 
 MAX_LABELS = 20  # that are shown
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from vaswani.errors import UserError
 from vaswani.evaluation import score_names
-from vaswani.evaluation.confidence import Estimate
+from vaswani.evaluation.estimates import Estimate
 from vaswani.evaluation.final import metric_entries
 from vaswani.evaluation.summary import score_fields, speed_line
 from vaswani.inference.translate.results import Translation

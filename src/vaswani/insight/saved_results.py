@@ -10,10 +10,9 @@ from typing import Any
 
 from vaswani.errors import UserError, one_line
 from vaswani.evaluation import score_names
-from vaswani.evaluation.confidence import Estimate
+from vaswani.evaluation.estimates import Estimate
 from vaswani.files.json_files import read_object
 from vaswani.files.run_files import EVALUATION_FILE, REPORT_DATA
-from vaswani.hub.run_metadata import read_run_metadata
 
 
 @dataclass(frozen=True)
@@ -92,6 +91,8 @@ def _read_run(folder: Path) -> MeasuredModel:
             f"{folder} has neither {EVALUATION_FILE} nor {REPORT_DATA}; give the folder of a training that "
             "was evaluated (evaluate_test), or of a distillation"
         )
+    from vaswani.hub.run_metadata import read_run_metadata  # imports transformers, which reports do not need
+
     run = read_run_metadata(folder)
     metrics, split = run.evaluation.get("metrics", {}), run.evaluation.get("split", "test")
     results = folder / f"{split}_results.json"

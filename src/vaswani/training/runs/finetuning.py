@@ -22,7 +22,7 @@ from vaswani.data.sources.corpus import Corpus
 from vaswani.data.sources.corpus_spec import SPLITS
 from vaswani.data.text_codec import Tokenizers
 from vaswani.errors import UserError
-from vaswani.evaluation.confidence import Estimate
+from vaswani.evaluation.estimates import Estimate
 from vaswani.evaluation.final import NUM_EXAMPLES, evaluate_finished, metric_entries, record, show_example
 from vaswani.evaluation.spans import OUTSIDE, mark_spans
 from vaswani.evaluation.summary import label_lines, metric_lines

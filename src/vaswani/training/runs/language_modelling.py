@@ -19,7 +19,7 @@ from vaswani.data.text.sequences import SegmentPairs, SequenceBuilder, boundary_
 from vaswani.data.text_codec import Tokenizers
 from vaswani.data.tokenization import Purpose, check_vocab_size
 from vaswani.errors import UserError
-from vaswani.evaluation.confidence import Estimate, resampled_rows
+from vaswani.evaluation.estimates import Estimate, resampled_rows
 from vaswani.evaluation.final import evaluate_finished, metric_entries, record
 from vaswani.training.config.pretraining_arguments import ContinuedModelArguments, PretrainingConfig
 from vaswani.training.runs.base import BaseRun

@@ -29,7 +29,7 @@ from vaswani.data.text_codec import Side, TextCodec, Tokenizers, for_languages, 
 from vaswani.data.tokenization import check_tags, check_vocab_size, load_tokenizers
 from vaswani.errors import UserError
 from vaswani.evaluation import score_names
-from vaswani.evaluation.confidence import Estimate, resampled_scores
+from vaswani.evaluation.estimates import Estimate
 from vaswani.evaluation.final import (
     NUM_EXAMPLES,
     evaluate_finished,
@@ -38,6 +38,7 @@ from vaswani.evaluation.final import (
     shortened,
     show_example,
 )
+from vaswani.evaluation.resampling import resampled_scores
 from vaswani.evaluation.text_metrics import (
     METRICS,
     METRICS_OF_TASK,

@@ -8,15 +8,9 @@ import pytest
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 
-from vaswani.evaluation import confidence as module
-from vaswani.evaluation.confidence import (
-    Difference,
-    Estimate,
-    bootstrap_scores,
-    resampled_scores,
-    row_statistics,
-    score_of_sum,
-)
+from vaswani.evaluation import estimates
+from vaswani.evaluation.estimates import Difference, Estimate
+from vaswani.evaluation.resampling import bootstrap_scores, resampled_scores, row_statistics, score_of_sum
 from vaswani.evaluation.text_metrics import METRICS, METRICS_OF_TASK, task_of_metric
 
 
@@ -51,7 +45,7 @@ def test_the_sum_of_the_statistics_has_exactly_the_score_of_the_metric(metric: s
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_the_bootstrap_scores_resampled_texts(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RESAMPLES", 5)
+    monkeypatch.setattr(estimates, "RESAMPLES", 5)
     predictions, references = some_texts(seed=0)
     generator = np.random.default_rng(7)
     expected = []
