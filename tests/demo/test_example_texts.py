@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vaswani.demo.examples import MAX_CHARACTERS, MAX_EXAMPLES, find_examples, find_questions
+from vaswani.demo.examples import MAX_CHARACTERS, MAX_EXAMPLES, find_examples, find_pairs
 
 
 def write_corpus(folder: Path, **corpus: Any) -> None:
@@ -46,13 +46,15 @@ def test_examples_are_rows_of_the_test_file_if_it_exists(tmp_path: Path, split: 
 def test_example_questions_come_from_the_evaluation(tmp_path: Path) -> None:
     rows = [{"question": f"who {number}?", "context": "ann saw", "prediction": "ann"} for number in range(9)]
     (tmp_path / "evaluation.json").write_text(json.dumps({"examples": [{"text": "a"}, 3, *rows]}))
-    assert find_questions(tmp_path) == [(f"who {number}?", "ann saw") for number in range(MAX_EXAMPLES)]
+    assert find_pairs(tmp_path, "question", "context") == [
+        (f"who {number}?", "ann saw") for number in range(MAX_EXAMPLES)
+    ]
 
 
 def test_missing_or_malformed_files_give_no_examples(tmp_path: Path) -> None:
-    assert find_examples(tmp_path) == find_questions(tmp_path) == []
+    assert find_examples(tmp_path) == find_pairs(tmp_path, "text", "text_pair") == []
     (tmp_path / "evaluation.json").write_text('{"examples": 3}')
-    assert find_questions(tmp_path) == []
+    assert find_pairs(tmp_path, "text", "text_pair") == []
     for corpus, widget in (("{", "["), ("[1]", "7"), ('{"test": "a"}', "[a, 3]")):
         (tmp_path / "corpus.json").write_text(corpus)
         (tmp_path / "README.md").write_text(f"---\nwidget: {widget}\n---\n")

@@ -15,9 +15,9 @@ from toy_translation import SHAPE, save_toy_checkpoint, toy_model, toy_sources, 
 from vaswani import QuestionAnswerer, Translator, VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.data.text_codec import TextCodec
 from vaswani.demo.answering import MAX_SPANS, NO_ANSWER, AnswerView
-from vaswani.demo.classification import ClassificationView
+from vaswani.demo.classification import ClassificationView, PairView
 from vaswani.demo.language_model import SAMPLES, TOP_K, CompletionView, MaskView
-from vaswani.demo.models import Classifier, MaskFiller, Prompter, Summarizer, open_model
+from vaswani.demo.models import Classifier, MaskFiller, PairClassifier, Prompter, Summarizer, open_model
 from vaswani.demo.translation import SummaryView, TranslationView
 from vaswani.demo.view import MAX_CHARACTERS, View
 from vaswani.errors import RunError, UserError
@@ -78,7 +78,22 @@ def test_the_number_of_hypotheses_is_that_of_beams() -> None:
 
 def test_lines_of_a_text_are_joined() -> None:
     view = translation_view()
-    assert view.show("one\n two\n")[0] == view.show("one two")[0]
+    assert view.show("one\ntwo\n")[0] == view.show("one two")[0]
+    text = "one\ntwo\n\nthree"
+    summaries = SummaryView("toy", view.translator)
+    assert [summaries.show(text)[0]] == view.translator([text]) != [view.show(text)[0]]
+
+
+@pytest.mark.parametrize("space", ["  ", "\t", "\N{NO-BREAK SPACE}", "\N{IDEOGRAPHIC SPACE}"])
+def test_spaces_in_a_text_are_read_as_by_translate(space: str) -> None:
+    view = translation_view()
+    source = f"one{space}two{space}three{space}four"
+    (expected,) = view.translator.translate([source], n_best=4)
+    text, html = view.show(f" {source} ")
+    assert text == expected.text
+    assert [score for _, score, _ in rows(html)] == [f"{each.score:.3f}" for each in expected.hypotheses]
+    assert tokens(html)[0] != tokens(view.show("one two three four")[1])[0]
+    assert len(view.attention(f" {source} ", text)[0].keys) == len(tokens(html)[0])
 
 
 def test_a_longer_text_than_the_model_reads_is_refused_with_the_limit() -> None:
@@ -151,6 +166,30 @@ def test_labels_are_those_of_the_classifier(folder: Path, task: str) -> None:
         assert text == label
         assert rows(html) == [[name, f"{share:.3f}"] for name, share in expected.probabilities.items()]
     assert "at most 40" in problem(view.show("film " * 50)[1])
+    nothing = "</s> <pad>" if task == "tagging" else "</s>"
+    assert problem(view.show(nothing)[1]).startswith("the tokenizer finds no words")
+
+
+@pytest.mark.parametrize("library", [False, True])
+def test_a_classifier_of_pairs_reads_two_texts(folder: Path, library: bool) -> None:
+    saved = save_toy_classifier(folder / f"pairs {library}", "classification", library=library)
+    assert type(open_model(saved, device="cpu")) is Classifier
+    (saved / "training_config.yaml").write_text("task: classification\ntext_pair_field: hypothesis\n")
+    classifier = open_model(saved, device="cpu")
+    assert isinstance(classifier, PairClassifier)
+    view = PairView("pairs", classifier)
+    text, html = view.show("ann saw rome", "the film <b>")
+    (expected,) = classifier([("ann saw rome", "the film <b>")])
+    assert text == expected.label
+    assert rows(html) == [[name, f"{share:.3f}"] for name, share in expected.probabilities.items()]
+    assert rows(html) != rows(ClassificationView("single", classifier).show("ann saw rome")[1])
+    assert "<b>" not in html
+    assert len(tokens(html)) == 2
+    assert "Give a second text" in view.show("ann saw rome", None)[1]
+    assert "more than the 40 tokens" in problem(view.show("film " * 30, "film " * 30)[1])
+    assert "50,000" in problem(view.show("ann", "a" * (MAX_CHARACTERS + 1))[1])
+    (weights,) = view.attention("ann saw", text, "rome oslo")
+    assert {"ann", "oslo"} <= {token.strip("Ġ▁ ") for token in weights.keys}
 
 
 def test_completions_are_those_of_the_model(folder: Path) -> None:
@@ -171,6 +210,11 @@ def test_completions_are_those_of_the_model(folder: Path) -> None:
     assert view.show("ann saw", 38, 0.8)[0]
     told = "the text has 3 tokens, and with 39 new ones the model reads at most 2"
     assert problem(view.show("ann saw", 39, 0.8)[1]).startswith(told)
+    stop = text.split()[0]
+    prompter.language_model.model.generation_config.stop_strings = [stop]
+    prompter = Prompter(prompter.language_model.model, prompter.language_model.tokenizer)
+    stopped = CompletionView("causal", prompter).show("ann saw", 5, 0.8)[0]
+    assert [stopped] == prompter.language_model.write([prompt], 5) == [text.partition(stop)[0]]
 
 
 def test_masked_words_are_those_of_the_model(folder: Path) -> None:
@@ -193,6 +237,12 @@ def test_masked_words_are_those_of_the_model(folder: Path) -> None:
     assert problem(view.show("ann saw")[1]).startswith(f"the text has no {mask}")
     assert "at most 40" in problem(view.show(f"{mask} film" * 40)[1])
     assert mask in view.text_label
+
+
+def test_a_predicted_mask_is_not_filled_in_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = MaskView("masked", open_model(save_toy_encoder(folder / "predicts masks"), device="cpu"))
+    monkeypatch.setattr(MaskFiller, "__call__", lambda *_: [[("<mask>", 0.9)], [("oslo", 0.9)]])
+    assert view.show("<mask> saw <mask>")[0] == "<mask> saw oslo"
 
 
 CONTEXT = "the film ann bob saw <b> in oslo"

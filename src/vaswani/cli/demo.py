@@ -44,8 +44,8 @@ def demo(
     complete texts or fill in masked words.
     """
     from vaswani.demo import build_demo, check_gradio, open_model
-    from vaswani.demo.examples import find_examples, find_questions
-    from vaswani.demo.models import shown_names
+    from vaswani.demo.examples import find_examples, find_pairs
+    from vaswani.demo.models import PairClassifier, shown_names
     from vaswani.demo.server import serve, usable_port
     from vaswani.hub.checkpoint import local_folder
     from vaswani.inference.answer.answering import QuestionAnswerer
@@ -60,6 +60,10 @@ def demo(
         for shown, name in zip(names, model, strict=True)
     }
     folder = local_folder(model[0], loading["revision"])
-    answers = isinstance(models[names[0]], QuestionAnswerer)
-    serve(build_demo(models, find_questions(folder) if answers else find_examples(folder)), port, print_line)
+    examples: Any = find_examples(folder)
+    if isinstance(models[names[0]], QuestionAnswerer):
+        examples = find_pairs(folder, "question", "context")
+    elif isinstance(models[names[0]], PairClassifier):
+        examples = find_pairs(folder, "text", "text_pair")
+    serve(build_demo(models, examples), port, print_line)
     warn("stopped")

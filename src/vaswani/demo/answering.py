@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from transformers import AutoModelForCausalLM
-
 from vaswani.data.text_codec import TextCodec
 from vaswani.demo.html_parts import marked, paragraph, table, token_list
 from vaswani.demo.view import View, ViewAnswer, check_characters
 from vaswani.errors import UserError
-from vaswani.hub.checkpoint import serves
 from vaswani.inference.answer.answering import QuestionAnswerer
 from vaswani.inference.answer.spans import Answer
-from vaswani.insight.attention import AttentionMap, read_attention
+from vaswani.insight.attention import AttentionMap
 
 if TYPE_CHECKING:
     from gradio import Slider, Textbox
@@ -42,10 +39,7 @@ class AnswerView(View):
     def attention(self, text: str, answer: str, *values: Any) -> tuple[AttentionMap, ...]:
         """Return the attention of the question and the text."""
         (context,) = values
-        texts: tuple[str, ...] = (text.strip(), context or "")
-        if serves(AutoModelForCausalLM, self.model.config):  # `read_attention` reads one text then
-            texts = (" ".join(texts),)
-        return read_attention(self.model, self.codec.tokenizer, *texts)
+        return self.attention_of_pair(text.strip(), context or "")
 
     def answer(self, text: str, *values: Any) -> ViewAnswer:
         """Return the best span, marked in the text, with the scores of other spans and of no answer."""

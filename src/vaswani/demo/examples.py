@@ -27,14 +27,20 @@ def find_examples(folder: Path) -> list[str]:
     return _of_card(folder) or _of_corpus(folder)
 
 
-def find_questions(folder: Path) -> list[tuple[str, str]]:
-    """Return up to `MAX_EXAMPLES` questions with their texts, from the evaluation in a folder."""
+def find_pairs(folder: Path, first: str, second: str) -> list[tuple[str, str]]:
+    """Return up to `MAX_EXAMPLES` pairs of texts, such as questions with contexts, of a folder's evaluation.
+
+    Args:
+        folder: folder of a model.
+        first: field of the first text in the rows of the evaluation.
+        second: field of the second text.
+    """
     try:
         found = read_object(folder / EVALUATION_FILE).get("examples")
     except UserError:
         return []
     rows = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-    pairs = [(str(each.get("question", "")), str(each.get("context", ""))) for each in rows]
+    pairs = [(str(each.get(first, "")), str(each.get(second, ""))) for each in rows]
     return [pair for pair in pairs if all(pair)][:MAX_EXAMPLES]
 
 

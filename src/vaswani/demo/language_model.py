@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from vaswani.data.text_codec import TextCodec
@@ -69,7 +70,7 @@ class CompletionView(View):
         ]
         scores = iter(self.language_model.log_probs(whole))
         asked = [drafts[0], *drafts]
-        texts = self.language_model.texts_of(asked, found)
+        texts = [*map(self.language_model.before_stop, self.language_model.texts_of(asked, found))]
         ways = ["most probable words", *["drawn"] * SAMPLES]
         rows = [
             (way, completion, next(scores) if token_ids else 0.0)
@@ -101,9 +102,8 @@ class MaskView(View):
         token_ids = self.encode(text)
         check_length(len(token_ids), self.filler.max_length)
         of_masks = self.filler(text, TOP_K)
-        filled = text
-        for words in of_masks:
-            filled = filled.replace(self.mask, words[0][0], 1)
+        best = (words[0][0] for words in of_masks)
+        filled = re.sub(re.escape(self.mask), lambda mask: next(best, mask[0]), text)
         tables = [
             table(f"Mask {number}", ["word", "probability"], words)
             for number, words in enumerate(of_masks, 1)

@@ -28,7 +28,7 @@ from vaswani.inference.prompt.prompting import Prompter
 from vaswani.inference.score.scorer import kind_of
 from vaswani.inference.translate.translation import Translator
 
-Kind = Literal["labels", "summaries", "seq2seq", "causal", "masked", "answers"]
+Kind = Literal["labels", "labels of pairs", "summaries", "seq2seq", "causal", "masked", "answers"]
 
 EXPECTED = (
     "an encoder-decoder, a classifier, a model that answers questions, or a causal or masked language model"
@@ -38,6 +38,10 @@ SUMMARY_DEFAULTS = {"max_length": 512, "no_repeat_ngram_size": 3}  # as in `vasw
 
 class Summarizer(Translator):
     """A `Translator` that has learned to summarize."""
+
+
+class PairClassifier(Classifier):
+    """A `Classifier` that has learned to read pairs of texts."""
 
 
 class MaskFiller(FromPretrained):
@@ -77,6 +81,7 @@ Model = Translator | Classifier | Prompter | MaskFiller | QuestionAnswerer
 
 CLASSES: dict[Kind, Any] = {
     "labels": Classifier,
+    "labels of pairs": PairClassifier,
     "summaries": Summarizer,
     "seq2seq": Translator,
     "causal": Prompter,
@@ -95,7 +100,9 @@ def kind_of_checkpoint(name: str | Path, revision: str | None = None) -> Kind:
     config = read_config(folder)
     if auto_class_of(config) is AutoModelForQuestionAnswering:
         return "answers"
-    kind: Kind | None = "labels" if task_of(config) else kind_of(config)
+    if task_of(config):
+        return "labels" if read_settings(folder).get("text_pair_field") is None else "labels of pairs"
+    kind: Kind | None = kind_of(config)
     if kind == "seq2seq" and summarizes(folder, config):
         return "summaries"
     if kind is None:

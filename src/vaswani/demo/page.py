@@ -13,10 +13,10 @@ from typing import Any
 import gradio as gr
 
 from vaswani.demo.answering import AnswerView
-from vaswani.demo.classification import ClassificationView
+from vaswani.demo.classification import ClassificationView, PairView
 from vaswani.demo.html_parts import STYLE, heading, part
 from vaswani.demo.language_model import CompletionView, MaskView
-from vaswani.demo.models import MaskFiller, Model, Summarizer
+from vaswani.demo.models import MaskFiller, Model, PairClassifier, Summarizer
 from vaswani.demo.sparse import show_pattern, sparse_patterns
 from vaswani.demo.translation import SummaryView, TranslationView
 from vaswani.demo.view import View, html_or_error
@@ -34,6 +34,7 @@ PAUSE = 300  # milliseconds without a key press, after which a text is sent
 VIEWS: dict[type[Model], Any] = {
     Summarizer: SummaryView,  # before `Translator`, its base class
     Translator: TranslationView,
+    PairClassifier: PairView,  # likewise
     Classifier: ClassificationView,
     Prompter: CompletionView,
     MaskFiller: MaskView,

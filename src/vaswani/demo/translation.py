@@ -9,6 +9,7 @@ from torch import nn
 from vaswani.demo.html_parts import table, token_list
 from vaswani.demo.view import View, ViewAnswer, check_length
 from vaswani.errors import UserError
+from vaswani.inference.inputs import on_one_line
 from vaswani.inference.translate.torch_engine import TorchEngine
 from vaswani.inference.translate.translation import Translator
 from vaswani.insight.attention import AttentionMap, read_attention
@@ -26,15 +27,19 @@ class TranslationView(View):
         super().__init__(name, translator.sides.sources, translator.model if has_model else None)
         self.translator = translator
 
+    def read(self, text: str) -> str:
+        """Return the text that the model reads: one line, as of `vaswani translate`."""
+        return on_one_line(text.strip())
+
     def attention(self, text: str, answer: str, *values: Any) -> tuple[AttentionMap, ...]:
         """Return the attention of the encoder, of the decoder, and from the translation to the text."""
         tokenizers = self.codec.tokenizer, self.translator.sides.targets.tokenizer
-        return read_attention(self.model, tokenizers, _one_line(text), answer or None)
+        return read_attention(self.model, tokenizers, self.read(text), answer or None)
 
     def answer(self, text: str) -> ViewAnswer:
         """Return the best translation, with all hypotheses and the tokens of both sides."""
         sides = self.translator.sides
-        text = _one_line(text)
+        text = self.read(text)
         source = self.encode(text)
         limits = [limit for limit in (sides.max_source_length, sides.positions) if limit is not None]
         check_length(len(source), min(limits, default=None))
@@ -52,12 +57,11 @@ class TranslationView(View):
 
 
 class SummaryView(TranslationView):
-    """A `TranslationView` with the labels of summarization."""
+    """A `TranslationView` of documents, with the labels of summarization."""
 
     verb = "Summarize"
     answer_label = "Summary"
 
-
-def _one_line(text: str) -> str:
-    """Return a text on one line, because translators are trained on lines."""
-    return " ".join(text.split())
+    def read(self, text: str) -> str:
+        """Return the document that the model reads, with its lines, as of `vaswani summarize`."""
+        return text.strip()

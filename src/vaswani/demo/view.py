@@ -8,10 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from transformers import AutoModelForCausalLM
+
 from vaswani.data.sources.reading import is_utf8
 from vaswani.data.text_codec import TextCodec
 from vaswani.demo.html_parts import alert, paragraph, part
 from vaswani.errors import RunError, UserError, one_line
+from vaswani.hub.checkpoint import serves
 from vaswani.inference.onnx.base import OnnxPreTrainedModel
 from vaswani.insight.attention import AttentionMap, read_attention
 
@@ -83,6 +86,13 @@ class View:
             UserError: the model returns no weights, or the text is too long.
         """
         return read_attention(self.model, self.codec.tokenizer, text)
+
+    def attention_of_pair(self, first: str, second: str) -> tuple[AttentionMap, ...]:
+        """Return the attention of the tokens of two texts that the model reads together."""
+        texts: tuple[str, ...] = (first, second)
+        if serves(AutoModelForCausalLM, self.model.config):  # `read_attention` reads one text then
+            texts = (" ".join(texts),)
+        return read_attention(self.model, self.codec.tokenizer, *texts)
 
     def describe(self) -> str:
         """Return a line about the model: its size, class, type of weights and device."""
