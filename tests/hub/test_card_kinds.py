@@ -23,6 +23,30 @@ KINDS: list[tuple[str, dict[str, Any], dict[str, Any], list[str]]] = [
         ["pipeline_tag: text-generation", "trained on reviews to continue texts", "A Transformer decoder ("],
     ),
     (
+        "VaswaniForCausalLM",
+        {"objective": "causal", "model": "/home/ada/gpt"},
+        {"metrics": {"perplexity": {"name": "Perplexity", **SCORE}}},
+        ["It was fine-tuned from gpt on reviews to continue texts"],
+    ),
+    (
+        "VaswaniForMaskedLM",
+        {"objective": "masked", "model": "mlm"},
+        {"metrics": {"accuracy": {"name": "Accuracy (%)", **SCORE}}},
+        ["It was fine-tuned from mlm on reviews to fill in masked words"],
+    ),
+    (
+        "VaswaniForSequenceClassification",
+        {"task": "classification", "model": "mlm", "text_pair_field": "hypothesis"},
+        {
+            "metrics": {"accuracy": {"name": "Accuracy (%)", **SCORE}},
+            "examples": [{"text": "Ann saw", "text_pair": "Ann ran", "prediction": "no", "reference": "no"}],
+        },
+        [
+            "to predict the `label` of a pair of texts",
+            'tokenizer(["Ann saw"], ["Ann ran"], return_tensors="pt")',
+        ],
+    ),
+    (
         "VaswaniForSequenceClassification",
         {"task": "classification", "model": "/home/ada/mlm", "label_field": "mood"},
         {

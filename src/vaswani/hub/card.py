@@ -251,18 +251,19 @@ def _summary(run: RunMetadata) -> str:
 
 def _training_task(run: RunMetadata) -> str:
     settings, pipeline, data = run.settings, _pipeline(run), name_of_data(run)
+    trained = _starting_point(settings) or "trained"
     if pipeline == "fill-mask":
         has_pairs = _class_name(run).endswith("ForPreTraining")
         pairs = ", and to predict whether one text follows another" * has_pairs
-        return f"trained on {data} to fill in masked words{pairs}"
+        return f"{trained} on {data} to fill in masked words{pairs}"
     if removed := REMOVED.get(settings.get("objective", "")):
-        return f"trained on {data} to write {removed} that were removed from a text"
+        return f"{trained} on {data} to write {removed} that were removed from a text"
     if pipeline == "text-generation" and settings.get("task") == "completion":
         return f"{_starting_point(settings) or 'fine-tuned'} on {data} to write {_completions(settings)}"
     if pipeline == "text-generation":
-        return f"trained on {data} to continue texts"
+        return f"{trained} on {data} to continue texts"
     if _is_trained_on_pairs(run):
-        how = "distilled" if settings.get("teacher") else _starting_point(settings) or "trained"
+        how = "distilled" if settings.get("teacher") else trained
         files = [Path(file) for file in settings.get("train_file") or []]
         if len(files) == 2 and not any(map(table_format, files)):  # lines, without fields
             return f"{how} on {data} to predict a line of `{files[1].name}` from that of `{files[0].name}`"
@@ -275,7 +276,8 @@ def _training_task(run: RunMetadata) -> str:
     )
     if pipeline == "question-answering":
         return f"{how} on {data} to answer questions by parts of a text"
-    return f"{how} on {data} to predict the `{settings.get('label_field', 'label')}` of a text"
+    of = "a text" if settings.get("text_pair_field") is None else "a pair of texts"
+    return f"{how} on {data} to predict the `{settings.get('label_field', 'label')}` of {of}"
 
 
 def _completions(settings: dict[str, Any]) -> str:
@@ -299,8 +301,10 @@ def _usage(run: RunMetadata, repo_id: str) -> str:
         pair = example.get("question", "Who saw Rome?"), example.get("context", "Ann saw Rome.")
         question, context = map(_shortened, pair)
         return usage(run.config, repo_id, question, context, adapts=_adapted(run))
+    reads_pairs = run.settings.get("text_pair_field") is not None
+    second = _shortened(example.get("text_pair", "Good day!")) if reads_pairs else None
     target = run.target_tokenizer
-    return usage(run.config, repo_id, text, target_tokenizer=target, adapts=_adapted(run))
+    return usage(run.config, repo_id, text, second, target_tokenizer=target, adapts=_adapted(run))
 
 
 def _adapted(run: RunMetadata) -> str | None:

@@ -223,8 +223,8 @@ def usage(
     Args:
         config: configuration of the model, with the name of its class.
         repo_id: name from which the model can be loaded.
-        example: a text to translate, or a question.
-        second_example: the text that answers the question.
+        example: a text to translate, a question, or the first text of a pair.
+        second_example: the text that answers the question, or the second text of a pair.
         target_tokenizer: subfolder of the target tokenizer in the repository, if there is one.
         adapts: for an adapter, the name of its model.
     """
