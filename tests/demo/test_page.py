@@ -15,7 +15,7 @@ from gradio_client import Client
 from toy_labels import save_toy_answerer, save_toy_classifier
 from toy_translation import toy_model, toy_sources, toy_tokenizer
 from vaswani import Classifier, QuestionAnswerer, Translator
-from vaswani.demo import build_demo
+from vaswani.demo import build_demo, open_model
 from vaswani.demo.models import shown_names
 from vaswani.demo.server import launch_options
 from vaswani.errors import UserError
@@ -129,6 +129,20 @@ def test_a_page_answers_a_question_on_a_text(tmp_path: Path) -> None:
     assert found == expected.text
     assert f"<mark>{found}</mark>" in html
     assert all(word in told for word in ("Question", "Text that may answer it", "bob saw rome", '"Answer"'))
+
+
+def test_a_page_for_pairs_has_two_texts(tmp_path: Path) -> None:
+    saved = save_toy_classifier(tmp_path, "classification")
+    (saved / "training_config.yaml").write_text("text_pair_field: hypothesis\n")
+    classifier = open_model(saved, device="cpu")
+    assert isinstance(classifier, Classifier)
+    page = build_demo({"pairs": classifier}, [("ann saw rome", "bob saw oslo")])
+    told = str(page.get_config_file())
+    assert all(word in told for word in ("First text", "Second text", "bob saw oslo"))
+    (shown,) = [function.fn for function in page.fns.values() if function.api_name == "pairs"]
+    assert shown is not None
+    (expected,) = classifier([("ann saw", "bob")])
+    assert shown("ann saw", "bob")[0] == expected.label
 
 
 def shown_by(page: gr.Blocks, panel: str, *values: object) -> str:
