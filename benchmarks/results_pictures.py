@@ -115,7 +115,7 @@ def draw_lengths(folder: Path) -> Any:
     of_memory = [(row.numbers(memory) + [float("nan")] * 2)[:3] for row in rows]
     bytes_of = dict(zip(times, zip(*of_memory, strict=True), strict=True))
     with new_figure(SIZE) as figure:
-        panels = {"milliseconds": times, "peak memory, MB": bytes_of}
+        panels = {"milliseconds": times, "peak memory, MiB": bytes_of}
         for axes, (label, sides) in zip(figure.subplots(1, 2), panels.items(), strict=True):
             for colour, (name, values) in zip(LINES, sides.items(), strict=False):
                 axes.loglog(lengths, values, "o-", color=colour, label=name)

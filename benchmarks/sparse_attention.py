@@ -19,7 +19,6 @@ which only the inputs were made before.
 """
 
 import argparse
-import importlib.util
 import json
 import multiprocessing
 import resource
@@ -42,7 +41,7 @@ from transformers.models.longt5 import modeling_longt5 as longt5
 
 import side_by_side
 from vaswani.insight.arithmetic.visible_pairs import visible_pairs
-from vaswani.insight.figures import new_figure, save_figure, write_plain_numbers
+from vaswani.insight.figures import check_picture, new_figure, save_figure, write_plain_numbers
 from vaswani.kernels.registry import hook_in_kernels
 from vaswani.kernels.sparse_attention import sparse_attention
 from vaswani.model.sparse_pattern import SparsePattern
@@ -313,7 +312,7 @@ def measure_times(settings: Sequence[Setting], rounds: int) -> dict[Setting, flo
 
 
 def measure_memory(settings: Sequence[Setting], threads: int) -> dict[Setting, float]:
-    """Peak memory in MB, each in a process of its own."""
+    """Peak memory in MiB, each in a process of its own."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
     peaks = {}
@@ -331,7 +330,7 @@ def measure_memory(settings: Sequence[Setting], threads: int) -> dict[Setting, f
 
 
 def peak_memory(setting: Setting, threads: int) -> float:
-    """MB that a first pass adds; at any length, 20 to 30 of them are code that the libraries load."""
+    """MiB that a first pass adds; at any length, 20 to 30 of them are code that the libraries load."""
     torch.set_num_threads(threads)
     step = prepare(setting)
     with open("/proc/self/statm", encoding="utf-8") as counts:  # what it held at most may since be free
@@ -345,7 +344,7 @@ def peak_memory(setting: Setting, threads: int) -> float:
 
 @dataclass
 class Results:
-    """Milliseconds and peak MB of each setting, and which of the times are extrapolated."""
+    """Milliseconds and peak MiB of each setting, and which of the times are extrapolated."""
 
     milliseconds: dict[Setting, float]
     peaks: dict[Setting, float]
@@ -431,7 +430,7 @@ def worst(choose: Callable[..., float], values: Iterable[float | None]) -> float
 
 COLUMNS = (
     *("method", "block", "length", "ms", "× faster than dense", "ideal", "share of ideal"),
-    *("× faster than BigBird", "peak, MB", "× half the length's", "total / 8 tensors"),
+    *("× faster than BigBird", "peak, MiB", "× half the length's", "total / 8 tensors"),
 )
 
 
@@ -513,8 +512,6 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     args = parser.parse_args()
-    if args.plot and importlib.util.find_spec("matplotlib") is None:
-        raise SystemExit("--plot needs matplotlib; try pip install 'vaswani[plots]'.")
     if args.plot and not Path(args.plot).parent.is_dir():
         raise SystemExit(f"--plot {args.plot}: there is no folder {Path(args.plot).parent}.")
     args.lengths = args.lengths or ([256, 512] if args.quick else [2**power for power in range(10, 17)])
@@ -526,6 +523,8 @@ def main() -> None:
     """Measure and print."""
     args = parse_arguments()
     side_by_side.quiet()
+    if args.plot:
+        check_picture(Path(args.plot))
     torch.set_num_threads(args.threads)
     measured = list(settings(args))
     peaks = measure_memory([setting for setting in measured if not setting.is_layer], args.threads)

@@ -72,7 +72,7 @@ class Measurement:
     """Seconds, real tokens, padded tokens and floating-point operations of each turn of one training."""
 
     turns: list[tuple[float, int, int, int]] = field(default_factory=list)
-    peak_memory: float = 0.0  # GB, of the whole process
+    peak_memory: float = 0.0  # GiB, of the whole process
 
     @property
     def tokens_per_second(self) -> float:
@@ -293,7 +293,7 @@ def main() -> None:
     print(side_by_side.describe_setting(corpus.name, [args.threads], dtype))
     print(f"batches of {args.max_tokens} tokens, padding included (vaswani), or {rows} rows (MarianMT)")
     print(f"a large matrix product runs at {peak / 1e9:.0f} GFLOP/s here\n")
-    columns = ("real tokens/s", "vaswani: × faster", "padding", "linear layers, GFLOP/s", "peak memory, GB")
+    columns = ("real tokens/s", "vaswani: × faster", "padding", "linear layers, GFLOP/s", "peak memory, GiB")
     side_by_side.print_table(
         ("shape", "training", *columns),
         [row for shape in args.shape for row in table_rows(shape, results[shape])],
