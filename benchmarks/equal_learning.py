@@ -14,7 +14,7 @@ training's final loss (interpolated linearly between evaluations), as a share of
 
 Trainings run one after the other; seconds leave out loading and evaluation.
 
-Finished trainings in `--output` are not repeated.
+Finished trainings in `--output` are not repeated; with other options, they are refused.
 """
 
 import argparse
@@ -38,13 +38,17 @@ from vaswani.data.collation import IGNORED_LABEL, Seq2SeqCollator
 from vaswani.data.pair_tokens import token_lengths
 from vaswani.files.atomic_files import write_json
 from vaswani.files.json_files import finite_json, without_non_finite
-from vaswani.insight.figures import new_figure, save_figure, write_plain_numbers
+from vaswani.insight.figures import check_picture, new_figure, save_figure, write_plain_numbers
 from vaswani.insight.themes import LINES
 
 HELD_OUT = 1_000  # rows
 ROWS_AT_A_TIME = 50
 LONGER = "vaswani, as long as stock"
 TRAININGS = (*SIDES, LONGER)
+OPTIONS = (
+    *("data", "source_field", "target_field", "shape", "steps", "evaluations"),
+    *("learning_rate", "max_tokens", "threads"),
+)
 COLOURS = dict(zip(TRAININGS, LINES, strict=False))
 
 
@@ -215,10 +219,12 @@ def main() -> None:
     """Train what is missing, one after the other; print the table."""
     args = parse_arguments()
     side_by_side.quiet()
+    if args.picture:
+        check_picture(args.picture)
+    side_by_side.check_options(args.output, {name: getattr(args, name) for name in OPTIONS})
     corpus = side_by_side.load_tokens(args)
     rows = rows_per_batch(*token_lengths(corpus.train), args.max_tokens)
     torch.set_num_threads(args.threads)
-    args.output.mkdir(parents=True, exist_ok=True)
     with saved(corpus) as folder:
         plan = Plan(folder, args.shape, args.threads, args.max_tokens, rows, steps=0)
         held_out = held_out_batches(corpus)

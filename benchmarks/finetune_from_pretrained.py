@@ -35,7 +35,7 @@ import side_by_side
 from vaswani.data.labels.labelled import LabelledSpec, load_labelled
 from vaswani.files.run_files import EVALUATION_FILE
 from vaswani.insight.curves import read_history
-from vaswani.insight.figures import new_figure, save_figure
+from vaswani.insight.figures import check_picture, new_figure, save_figure
 from vaswani.insight.themes import BLUE, DASHES, ORANGE
 from vaswani.training.config.config_file import load_config
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
@@ -100,6 +100,8 @@ def main() -> None:
     """Train the requested models that are missing; print one table once all exist."""
     args, more = parse_arguments()
     side_by_side.quiet()
+    if args.picture:
+        check_picture(args.picture)
     numbers = write_subsets(args)
     epochs_of = dict(zip(numbers, args.epochs or [None] * len(numbers), strict=True))
     options = {name: str(getattr(args, name)) for name in ("model", "config", "data", "quick")}
@@ -132,6 +134,8 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--picture", type=Path, help="PNG or SVG file for the two curves")
     parser.add_argument("--output", type=Path, default=Path("runs/finetune_from_pretrained"))
     args, more = parser.parse_known_args()
+    if not args.model.is_dir():
+        parser.error(f"--model {args.model}: there is no such folder")
     if args.epochs and len(args.epochs) != len(args.labels or [None]):
         parser.error(f"{len(args.epochs)} --epochs for {len(args.labels or [None])} --labels")
     return args, more

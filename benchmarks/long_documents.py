@@ -76,7 +76,10 @@ QUICK = {"rows": 8, "test_rows": 8, "updates": 2, "documents_per_update": 4}
 TOKENS_AT_ONCE = 8192  # of a batch; more documents are accumulated
 EVALUATIONS = 4  # on the validation split during a training
 DATA, SHAPES, RUNS, RESULT_FILE = "data", "shapes", "runs", "long_documents.json"
-OPTIONS = ("layers", "review_tokens", "rows", "test_rows", "updates", "documents_per_update", "learning_rate")
+OPTIONS = (
+    *("articles", "reviews", "layers", "review_tokens", "rows", "test_rows"),
+    *("updates", "documents_per_update", "learning_rate"),
+)
 
 
 def main() -> None:

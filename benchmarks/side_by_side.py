@@ -42,6 +42,8 @@ SHAPES = {"tiny": _TINY, "small": _SMALL, "base": _BASE, "deep": _DEEP}
 def check_options(folder: Path, options: dict[str, Any]) -> None:
     """Record the options of the trainings in a folder, so that later calls do not mix them with others.
 
+    A folder that holds nothing but the record has no trainings yet, and takes other options.
+
     Args:
         folder: where the trainings lie.
         options: what they depend on, as JSON values; None leaves the choice to a configuration.
@@ -50,7 +52,7 @@ def check_options(folder: Path, options: dict[str, Any]) -> None:
         UserError: the folder holds trainings with other options.
     """
     record = folder / "options.json"
-    if not record.is_file():
+    if not record.is_file() or [*folder.iterdir()] == [record]:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(record, options)
     for name, value in json.loads(record.read_text()).items():

@@ -26,7 +26,7 @@ from vaswani.evaluation.estimates import resampled_rows
 from vaswani.evaluation.resampling import bootstrap_scores, row_statistics, score_of_sum
 from vaswani.files.atomic_files import write_json
 from vaswani.files.run_files import SETTINGS_FILE
-from vaswani.insight.figures import new_figure, save_figure
+from vaswani.insight.figures import check_picture, new_figure, save_figure
 from vaswani.insight.themes import LINES
 from vaswani.training.config.arguments import RunConfig
 from vaswani.training.config.config_file import load_config
@@ -83,6 +83,8 @@ def run(study: Study, description: str) -> None:
     """
     args = parse_arguments(study, description)
     side_by_side.quiet()
+    if args.picture:
+        check_picture(args.picture)
     options = {
         "data": str(args.data.resolve()),
         "max_steps": args.max_steps,

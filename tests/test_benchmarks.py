@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -188,7 +189,7 @@ def test_equal_learning(run: Run, corpus: Path, tmp_path: Path):
     assert all(found["losses"][-1] < found["losses"][0] for found in result.values())
     assert [row[3] == "" for row in rows] == [False, False, True, False]
     assert [len(found["updates"]) for found in result.values()] == [4] * 4
-    for path in (tmp_path / "out").iterdir():
+    for path in (tmp_path / "out").glob("*-*.json"):
         path.write_text(json.dumps({**json.loads(path.read_text()), "losses": [5.0, 4.0, 3.0, 2.0]}))
     assert all(found["losses"] == [5.0, 4.0, 3.0, 2.0] for found in run(*command)[1].values())
 
@@ -388,9 +389,67 @@ def configs_of_study(variations: ModuleType, name: str, folder: Path) -> dict[st
 def test_trainings_with_other_options_raise_an_error(side_by_side: ModuleType, tmp_path: Path):
     options = {"rows": 8, "flags": ["--bf16"]}
     side_by_side.check_options(tmp_path / "runs", options)
+    (tmp_path / "runs" / "base-0").mkdir()
     side_by_side.check_options(tmp_path / "runs", options)
     with pytest.raises(UserError, match="runs holds trainings with rows=8, not 9; give another --output"):
         side_by_side.check_options(tmp_path / "runs", {**options, "rows": 9})
+
+
+def test_a_folder_without_trainings_takes_other_options(side_by_side: ModuleType, tmp_path: Path):
+    side_by_side.check_options(tmp_path / "runs", {"data": "misspelled"})
+    side_by_side.check_options(tmp_path / "runs", {"data": "corpus"})
+    assert json.loads((tmp_path / "runs" / "options.json").read_text()) == {"data": "corpus"}
+
+
+def call(monkeypatch: pytest.MonkeyPatch, script: str, *arguments: object) -> None:
+    """Call a benchmark in this process."""
+    monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
+    monkeypatch.setattr(importlib.import_module("side_by_side"), "quiet", lambda: None)
+    runpy.run_path(str(BENCHMARKS / script), run_name="__main__")
+
+
+@pytest.mark.parametrize(
+    ("script", "needed", "recorded"),
+    [
+        ("equal_learning.py", ["--data", "corpus"], {"learning_rate": 0.1}),
+        ("equal_learning.py", ["--data", "corpus"], {"data": "other"}),
+        ("long_documents.py", ["--articles", "texts", "--reviews", "films"], {"articles": "other"}),
+        ("long_documents.py", ["--articles", "texts", "--reviews", "films"], {"reviews": "other"}),
+    ],
+)
+def test_a_benchmark_does_not_mix_options(
+    side_by_side, monkeypatch, tmp_path, script: str, needed: list[str], recorded: dict[str, Any]
+):
+    side_by_side.check_options(tmp_path, recorded)
+    (tmp_path / "0-0.json").write_text("{}")  # a training
+    [(name, value)] = recorded.items()
+    with pytest.raises(UserError, match=f"holds trainings with {name}={value}, not"):
+        call(monkeypatch, script, *needed, "--output", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("script", "needed"),
+    [
+        ("equal_learning.py", ["--data", "missing", "--picture"]),
+        ("table3.py", ["--data", "missing", "--picture"]),
+        ("finetune_from_pretrained.py", ["--data", "missing", "--model", ".", "--picture"]),
+        ("sparse_attention.py", ["--quick", "--plot"]),
+    ],
+)
+def test_a_benchmark_checks_its_picture_before_its_work(
+    side_by_side, monkeypatch, capsys, tmp_path, script: str, needed: list[str]
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"a\.bmp"):
+        call(monkeypatch, script, *needed, "a.bmp")
+    assert not [*tmp_path.iterdir()]
+    assert not capsys.readouterr().out
+
+
+def test_fine_tuning_needs_the_folder_of_its_model(side_by_side, monkeypatch, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        call(monkeypatch, "finetune_from_pretrained.py", "--data", "texts", "--model", tmp_path / "missing")
+    assert "missing: there is no such folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("study", ["table3", "recipe"])
