@@ -258,6 +258,10 @@ def main() -> None:
     if args.work:
         serve_calls(args.work, args.shape, args.peer)
         return
+    if args.baseline and not (args.baseline / "vaswani").is_dir():
+        parser.error(
+            f"--baseline {args.baseline}: there is no folder vaswani in it; give a checkout's src folder"
+        )
     if args.quick:
         args.calls = 20
     settled = min(SETTLED, args.calls // 10)

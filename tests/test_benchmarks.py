@@ -446,10 +446,19 @@ def test_a_benchmark_checks_its_picture_before_its_work(
     assert not capsys.readouterr().out
 
 
-def test_fine_tuning_needs_the_folder_of_its_model(side_by_side, monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("script", "needed", "message"),
+    [
+        ("finetune_from_pretrained.py", ["--data", "texts", "--model"], "there is no such folder"),
+        ("memory_growth.py", ["--quick", "--baseline"], "there is no folder vaswani in it"),
+    ],
+)
+def test_a_benchmark_needs_the_folder_that_it_compares(
+    side_by_side, monkeypatch, tmp_path, capsys, script: str, needed: list[str], message: str
+):
     with pytest.raises(SystemExit):
-        call(monkeypatch, "finetune_from_pretrained.py", "--data", "texts", "--model", tmp_path / "missing")
-    assert "missing: there is no such folder" in capsys.readouterr().err
+        call(monkeypatch, script, *needed, tmp_path / "missing")
+    assert f"missing: {message}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("study", ["table3", "recipe"])
