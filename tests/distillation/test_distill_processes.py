@@ -1,5 +1,6 @@
 """Real processes: killed while the teacher or the student runs, and two that share the work."""
 
+import json
 import time
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from safetensors.torch import load_file
 
 from rank_processes import log_of, start_processes, train_in_processes
 from tiny_runs import write_dates
-from toy_labels import save_toy_decoder
+from toy_labels import save_toy_decoder, save_toy_encoder
 from toy_texts import write_texts
 
 pytestmark = pytest.mark.process
@@ -106,3 +107,25 @@ def test_two_processes_continue_texts_as_one_does(tmp_path):
     expected, found = (load_file(folder / "model.safetensors") for folder in (one, two))
     for name, weight in expected.items():
         torch.testing.assert_close(found[name], weight, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [{}, {"fsdp_size": 2}], ids=["", "sharded"])
+def test_two_processes_report_the_scores_of_one(more, tmp_path):
+    """Both evaluate the rows of an encoder's report; the main process writes it."""
+    teacher, files = tmp_path / "teacher", write_texts(tmp_path, train=40, test=7)
+    save_toy_encoder(teacher, dropout=0.0, attention_dropout=0.0)
+    options = {**files, "objective": "masked", "teacher": teacher, "max_length": 30, "max_steps": 2}
+    options |= {"max_tokens_per_batch": 300, "learning_rate": 1e-2, "use_cpu": True, "disable_tqdm": True}
+    one, two = tmp_path / "one", tmp_path / "two"
+    output = train_in_processes({**options, **more, "output_dir": two}, 2, "distill")
+    assert output.count("2 processes.") == 1
+    train_in_processes({**options, "output_dir": one, "gradient_accumulation_steps": 2}, 1, "distill")
+    expected, found = (json.loads((folder / "report.json").read_text()) for folder in (one, two))
+    assert found["rows"] == expected["rows"]
+    for before, model in zip(expected["models"], found["models"], strict=True):
+        assert {name: model[name] for name in ("name", "parameters")} == {
+            name: before[name] for name in ("name", "parameters")
+        }
+        for metric, score in before["scores"].items():
+            assert model["scores"][metric] == pytest.approx(score, rel=1e-4)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from accelerate import PartialState
 from datasets import Dataset
 from transformers import PreTrainedModel
 
@@ -65,6 +66,8 @@ def compare_stacks(
 ) -> StackComparison:
     """Score all models on the same rows and the same resamples, and time them in turns.
 
+    With several processes, all must call this; they share the rows, and the speeds are those of all together.
+
     Args:
         candidates: teachers, the student and, if there is one, the baseline.
         evaluate: returns the scores of a model on rows.
@@ -91,7 +94,7 @@ def compare_stacks(
             for one in trials
         ],
         speed={"rows": len(timed), "rounds": ROUNDS},
-        machine=machine_of(candidates[0].model.device),
+        machine=machine_of(candidates[0].model.device) | {"processes": PartialState().num_processes},
     )
 
 
@@ -108,4 +111,5 @@ def stack_markdown(comparison: StackComparison) -> str:
 def _conditions(comparison: StackComparison) -> Iterator[str]:
     yield f"- Data: {comparison.data}, {comparison.rows:,} rows."
     yield from intervals_lines(RESAMPLES, seed=0)
-    yield speed_line(comparison)
+    processes = comparison.machine["processes"]
+    yield speed_line(comparison, *([f"{processes} processes"] if processes > 1 else []))

@@ -185,18 +185,21 @@ class StackDistillation(BaseRun):
         return super().evaluate(trainer, splits, tokenizers)  # type: ignore[safe-super]
 
     def report(self) -> None:
-        """Train the baseline; compare teachers, student and baseline on the test rows; print the report."""
+        """Train the baseline; compare teachers, student and baseline on the test rows; print the report.
+
+        All processes share the rows, as in an evaluation; the main one writes the report.
+        """
         baseline = self._trained_baseline() if self.options.baseline else None
         split = "test" if "test" in self._splits else "validation"
         rows = self._splits.get(split)
-        if rows is None or not PartialState().is_main_process:
+        if rows is None:
             return
         folder = self.config.output_dir
         models = [StackCandidate(name, "teacher", model) for name, model in self._named_teachers()]
-        models.append(StackCandidate("student", "student", self._trained, folder))
+        models.append(StackCandidate("student", "student", self._whole_student(), folder))
         if baseline is not None:
             models.append(StackCandidate(BASELINE, "baseline", baseline, folder / BASELINE))
-        self.comparison = compare_stacks(
+        comparison = compare_stacks(
             models,
             lambda model, rows: self.scores_of(self._predict(model, rows)),
             self._predict,
@@ -205,9 +208,19 @@ class StackDistillation(BaseRun):
             names=self.metric_names,
             data=name_of_data(read_run_metadata(folder), split),
         )
+        if not PartialState().is_main_process:
+            return
+        self.comparison = comparison
         markdown = stack_markdown(self.comparison)
         write_texts(self.comparison, markdown, folder)
         print(markdown, flush=True)
+
+    def _whole_student(self) -> PreTrainedModel:
+        """The trained student; read from its folder if the training has sharded it."""
+        args = self.config.training
+        if args.fsdp_size * args.tensor_parallel_size == 1:
+            return self._trained
+        return load_checkpoint(self.config.output_dir, args.device, auto_class=self.auto_class)[0]
 
     def _named_teachers(self) -> list[tuple[str, PreTrainedModel]]:
         several = len(self.options.teacher) > 1
@@ -226,11 +239,12 @@ class StackDistillation(BaseRun):
         return trainer
 
     def _plain_run(self) -> StackDistillation:
-        """Return a copy of this run whose trainers use no teacher and push nothing."""
+        """Return a copy of this run whose trainers use no teacher, shard no model and push nothing."""
         run = copy.copy(self)
         run.teaches, run.config = False, copy.copy(self.config)
         run.config.training = copy.copy(self.config.training)
         run.config.training.push_to_hub = False
+        run.config.training.fsdp_size = run.config.training.tensor_parallel_size = 1
         return run
 
     def _trained_baseline(self) -> PreTrainedModel:
