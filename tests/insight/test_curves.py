@@ -1,6 +1,7 @@
 """`vaswani report`: the curves of a finished or running training."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,13 @@ def test_rouge_is_drawn_and_its_best_reported(tmp_path, capsys):
     }
     assert run(["report", str(write(tmp_path / "run", history))]) == 0
     assert "best validation ROUGE-1: 20.00 at update 10" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "best"), [("loss", "0.50 at update 3"), ("bleu", "2.00 at update 2")])
+def test_the_best_score_is_a_number_if_another_is_none(name, best):
+    history = [{"step": step, f"eval_{name}": value} for step, value in enumerate((math.nan, 2.0, 0.5), 1)]
+    assert summary(history).endswith(best)
+    assert summary(history[:1]).endswith("nan at update 1")
 
 
 REGISTERED = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -204,6 +205,7 @@ def summary(history: list[dict[str, Any]]) -> str:
     for name, label in {"loss": "loss", **score_names.ALL}.items():
         steps, values = _series(history, f"eval_{name}")
         if values:
-            best = min(values) if name in ("loss", *LOWER_IS_BETTER) else max(values)
+            choose = min if name in ("loss", *LOWER_IS_BETTER) else max
+            best = choose((value for value in values if not math.isnan(value)), default=values[0])
             lines.append(f"best validation {label}: {best:.2f} at update {steps[values.index(best)]:,}")
     return "\n".join(lines) or "nothing was logged yet"
