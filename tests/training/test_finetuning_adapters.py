@@ -124,6 +124,11 @@ def test_an_adapter_trains_resumes_loads_merges_and_scores_the_same(
     torch.testing.assert_close(merged, ours, rtol=0, atol=0)
     settings = [(folder / "training_config.yaml").read_text() for folder in (run, tmp_path / "merged")]
     assert settings[0] == settings[1]  # columns and lengths for `predict` and `evaluate`
+    evaluations = [(folder / "evaluation.json").read_bytes() for folder in (run, tmp_path / "merged")]
+    assert evaluations[0] == evaluations[1]
+    card = (tmp_path / "merged" / "README.md").read_text()
+    assert f"fine-tuned from {model} on" in card
+    assert "library_name: transformers" in card
 
     data = str(toys / task / "test.jsonl")
     capsys.readouterr()

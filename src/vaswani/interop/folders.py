@@ -15,11 +15,12 @@ from vaswani.data.given_tokenizers import special_tokens
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.errors import RunError, UserError
 from vaswani.files.atomic_files import check_output_folder, whole_folder
-from vaswani.files.run_files import SETTINGS_FILE
+from vaswani.files.run_files import CORPUS_FILE, EVALUATION_FILE, SETTINGS_FILE
 from vaswani.files.run_settings import settings_file
+from vaswani.hub.card import write_card
 from vaswani.hub.checkpoint import load_checkpoint, local_folder
 from vaswani.hub.hashes import tokenizer_files, write_hashes
-from vaswani.hub.run_metadata import read_config
+from vaswani.hub.run_metadata import read_config, read_run_metadata
 from vaswani.hub.vocabulary import check_vocabulary
 from vaswani.hub.weights import (
     check_not_adapter,
@@ -245,6 +246,9 @@ def _missing_tokens(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
 def merge_folder(source: str, output: Path) -> PreTrainedModel:
     """Merge an adapter into its model and save the whole model, with the tokenizers.
 
+    The data and the scores that the adapter's folder records are kept, because both compute the same, and a
+    card is made of them.
+
     Args:
         source: the adapter's folder, or its name on the Hub.
         output: a folder that is empty or does not exist yet.
@@ -258,7 +262,12 @@ def merge_folder(source: str, output: Path) -> PreTrainedModel:
     if not holds_adapter(folder):
         raise UserError(f"{source} holds no adapter (adapter_config.json and adapter_model.safetensors)")
     model, *tokenizers = load_checkpoint(folder, device="cpu", auto_class=None)
-    _save(model, output, (tokenizers[0], tokenizers[1]), folder)
+    with whole_folder(output, "the model") as unfinished:
+        _write(model, unfinished, (tokenizers[0], tokenizers[1]), folder)
+        for record in (CORPUS_FILE, EVALUATION_FILE):
+            if (folder / record).is_file():
+                copyfile(folder / record, unfinished / record)
+        write_card(unfinished, read_run_metadata(unfinished), output.resolve().name)
     return model
 
 
@@ -327,15 +336,22 @@ def _difference(model: PreTrainedModel, converted: PreTrainedModel) -> float:
 def _save(
     model: PreTrainedModel, output: Path, tokenizers: tuple[Any, Any] | None, run: Path | None = None
 ) -> None:
-    """Save a model with its tokenizers, and what a run's folder says about its training and its pooling."""
+    """Save a model as `_write` does; a folder that cannot be finished is deleted."""
     with whole_folder(output, "the model") as unfinished:
-        model.save_pretrained(unfinished)
-        if run is not None:
-            _keep_settings(run, unfinished)
-            copy_sentence_modules(run, unfinished)
-        if tokenizers:
-            save_tokenizers(*tokenizers, unfinished)
-        write_hashes(unfinished)
+        _write(model, unfinished, tokenizers, run)
+
+
+def _write(
+    model: PreTrainedModel, folder: Path, tokenizers: tuple[Any, Any] | None, run: Path | None
+) -> None:
+    """Write a model with its tokenizers, and what a run's folder says about its training and its pooling."""
+    model.save_pretrained(folder)
+    if run is not None:
+        _keep_settings(run, folder)
+        copy_sentence_modules(run, folder)
+    if tokenizers:
+        save_tokenizers(*tokenizers, folder)
+    write_hashes(folder)
 
 
 def _keep_settings(run: Path, folder: Path) -> None:
