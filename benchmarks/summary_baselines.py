@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few rows: does it run?")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     args = parser.parse_args()
+    side_by_side.quiet()
 
     split, place = located([args.data], args.split)
     spec = CorpusSpec(**place, source_field=args.source_field, target_field=args.target_field)

@@ -86,6 +86,8 @@ def main() -> None:
             try:
                 translator = way.load()
             except UserError as error:
+                if way.name == BASE:  # the others are compared with it
+                    raise
                 table.append((way.name, str(error).split(":")[0], *[""] * 5))
                 continue
             found[way.name] = result = translated(translator, list(sources), list(references))
@@ -106,7 +108,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="show that it runs, with 20 rows")
     parser.add_argument("--json", action="store_true", help="end with a JSON object on the last line")
-    parser.add_argument("--model", nargs="+", required=True, help="folders of trained models of ours")
+    parser.add_argument("--model", nargs="+", required=True, help="folders of trained models")
     parser.add_argument("--rows", type=int, default=1000, help="at most so many of the test split")
     side_by_side.corpus_arguments(parser)
     return parser.parse_args()
