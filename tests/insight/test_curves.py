@@ -36,7 +36,7 @@ def test_logged_values_are_drawn_at_their_updates():
     figure = draw_curves({"run": HISTORY})
     check_nothing_is_cut_off(figure)
     panels = {axes.get_title(): axes for axes in figure.axes if axes.get_visible()}
-    losses = {line.get_label(): line.get_xydata().tolist() for line in panels["loss, per token"].lines}
+    losses = {line.get_label(): line.get_xydata().tolist() for line in panels["loss"].lines}
     assert losses == {"training": [[10, 3], [20, 2], [30, 1.5]], "validation": [[10, 2.9], [20, 2.5]]}
     assert panels["norm of the gradient"].get_yscale() == "log"
     assert [line.get_label() for line in panels["validation, 0 to 100"].lines] == ["BLEU", "exact match"]
@@ -160,7 +160,7 @@ def test_each_run_is_drawn_in_its_own_colour():
     second = [{"step": 5, "loss": 9.0}, {"step": 5, "eval_loss": 8.0}]
     figure = draw_curves({"first": HISTORY, "二つ目": second})
     check_nothing_is_cut_off(figure)
-    lines = drawn(figure, "loss, per token")
+    lines = drawn(figure, "loss")
     assert [(label, points) for label, _, _, points in lines] == [
         ("training", [[10, 3], [20, 2], [30, 1.5]]),
         ("validation", [[10, 2.9], [20, 2.5]]),
@@ -177,7 +177,7 @@ def test_tokens_are_counted_up_to_each_entry():
     history = [{**entry, **({"tokens": 50.0} if "loss" in entry else {})} for entry in HISTORY]
     points = {
         label: points
-        for label, _, _, points in drawn(draw_curves({"run": history}, "tokens"), "loss, per token")
+        for label, _, _, points in drawn(draw_curves({"run": history}, "tokens"), "loss")
     }
     assert points == {"training": [[50, 3], [100, 2], [150, 1.5]], "validation": [[50, 2.9], [100, 2.5]]}
 

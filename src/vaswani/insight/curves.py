@@ -33,7 +33,7 @@ def _of_validations(*names: str) -> dict[str, str]:
 
 # Each panel: title, keys of the log with their legends, and whether the axis is logarithmic.
 PANELS: tuple[tuple[str, dict[str, str], bool], ...] = (
-    ("loss, per token", {"loss": "training", "eval_loss": "validation"}, False),
+    ("loss", {"loss": "training", "eval_loss": "validation"}, False),
     ("validation, 0 to 100", _of_validations(*PERCENTAGES), False),
     ("validation, −1 to 1", _of_validations(*CORRELATIONS), False),
     *(
