@@ -265,6 +265,7 @@ def test_a_tag_must_be_in_the_vocabulary_of_marian(separate_vocabs: bool, tmp_pa
     french = TextCodec(source).token_ids([">>fra<< the big cat"])[0]
     assert french[0] == tags[">>fra<<"]
     assert tags[">>deu<<"] not in french
+    assert TextCodec(source).token_ids([">>fr<< the big cat"])[0][0] == tags[">>deu<<"]
 
 
 def test_a_tag_must_be_one_that_the_tokenizer_was_trained_with() -> None:

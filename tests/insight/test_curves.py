@@ -175,10 +175,7 @@ def test_each_run_is_drawn_in_its_own_colour():
 
 def test_tokens_are_counted_up_to_each_entry():
     history = [{**entry, **({"tokens": 50.0} if "loss" in entry else {})} for entry in HISTORY]
-    points = {
-        label: points
-        for label, _, _, points in drawn(draw_curves({"run": history}, "tokens"), "loss")
-    }
+    points = {label: points for label, _, _, points in drawn(draw_curves({"run": history}, "tokens"), "loss")}
     assert points == {"training": [[50, 3], [100, 2], [150, 1.5]], "validation": [[50, 2.9], [100, 2.5]]}
 
 

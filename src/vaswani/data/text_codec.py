@@ -89,7 +89,7 @@ class TextCodec:
     Sources are encoded like `tokenizer(texts)`, targets like `tokenizer(text_target=texts)`. If a tokenizer
     has two vocabularies, each side uses its own. The tokenizer's `source_prefix`, such as T5's "translate
     English to German: ", is put before each source (see `for_languages`); if it is a tag such as ">>deu<<", a
-    source that begins with another tag keeps its own.
+    source that begins with another tag of the vocabulary keeps its own.
 
     Tokenizers with `plain_texts` encode "</s>" inside a text as ordinary text (see `text_options`).
 
@@ -131,13 +131,19 @@ class TextCodec:
         names = ("text", "text_pair") if self.side == "source" else ("text_target", "text_pair_target")
         adds_prefix = adds_prefix and self.side == "source"
         if adds_prefix and texts and (prefix := source_prefix(self.tokenizer)):
-            texts = ([_prefixed(text, prefix) for text in texts[0]], *texts[1:])
+            texts = ([self._prefixed(text, prefix) for text in texts[0]], *texts[1:])
         given: dict[str, Any] = dict(zip(names, texts, strict=False))
         if self.side == "target":
             _check_target_language(self.tokenizer)
         options = {**text_options(self.tokenizer), **options}
         with exclusive(self.tokenizer):
             return self._view(**given, truncation=False, padding=False, verbose=False, **options)
+
+    def _prefixed(self, text: str, prefix: str) -> str:
+        """Return a text after a prefix; a text with a tag of its own keeps it in place of the prefix's."""
+        own = TAG.match(text)
+        is_tagged = TAG.match(prefix) is not None and own is not None and own.group() in self.tags
+        return text if is_tagged else prefix + text
 
     def token_ids(self, texts: Sequence[str], **options: Any) -> list[list[int]]:
         """Return the token ids of each text, with special tokens."""
@@ -169,6 +175,11 @@ class TextCodec:
     def vocabulary(self) -> dict[str, int]:
         """Return the vocabulary of this side: token to id."""
         return self._view.get_vocab()
+
+    @cached_property
+    def tags(self) -> frozenset[str]:
+        """The tokens that are tags, such as ">>deu<<" (see `TAG`)."""
+        return frozenset(filter(TAG.fullmatch, self.vocabulary()))
 
     @cached_property
     def byte_ids(self) -> frozenset[int]:
@@ -320,11 +331,6 @@ def source_prefix(tokenizer: PreTrainedTokenizerBase) -> str:
     return tokenizer.init_kwargs.get(SOURCE_PREFIX, "")
 
 
-def _prefixed(text: str, prefix: str) -> str:
-    """Return a text after a prefix; a text with a tag of its own keeps it in place of the prefix's."""
-    return text if TAG.match(prefix) and TAG.match(text) else prefix + text
-
-
 def for_languages(
     source: PreTrainedTokenizerBase,
     target: PreTrainedTokenizerBase,
@@ -395,7 +401,7 @@ def _check_prefix(tokenizer: Any, prefix: str) -> None:
     """
     codec = TextCodec(tokenizer, "source")
     (ids,) = codec.token_ids([prefix], adds_prefix=False)
-    tags = [token for token in codec.vocabulary() if TAG.fullmatch(token)]
+    tags = sorted(codec.tags)
     tag = TAG.match(prefix)
     is_known = tag is None or not tags or tag.group() in tags
     if is_known and codec.unknown_id() not in ids:
