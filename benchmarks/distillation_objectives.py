@@ -88,7 +88,9 @@ def main() -> None:
 
 def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     """Parse the command line; also return the remaining flags, which belong to the configuration."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--quick", action="store_true", help="show that it runs, with two updates each")
     parser.add_argument("--json", action="store_true", help="end with a JSON object on the last line")
     parser.add_argument("--data", required=True, help="folder of Multi30k, or its name on the Hub")
@@ -97,7 +99,7 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--max_steps", type=int, default=1200)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="seeds of the trainings")
     parser.add_argument("--only", nargs="+", choices=list(WAYS), help="train these, unless they are there")
-    return parser.parse_known_args()
+    return side_by_side.parse_with_flags(parser)
 
 
 def is_done(folder: Path) -> bool:

@@ -118,7 +118,9 @@ def main() -> None:
 
 def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     """Parse the command line; also return the remaining flags, which belong to the configuration."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--quick", action="store_true", help="show that it runs, with two updates each")
     parser.add_argument("--json", action="store_true", help="end with a JSON object on the last line")
     parser.add_argument("--model", type=Path, required=True, help="folder of a pre-trained model")
@@ -133,7 +135,7 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--only", nargs="+", choices=list(BEGINNINGS), help="train these alone")
     parser.add_argument("--picture", type=Path, help="PNG or SVG file for the two curves")
     parser.add_argument("--output", type=Path, default=Path("runs/finetune_from_pretrained"))
-    args, more = parser.parse_known_args()
+    args, more = side_by_side.parse_with_flags(parser)
     if not args.model.is_dir():
         parser.error(f"--model {args.model}: there is no such folder")
     if args.epochs and len(args.epochs) != len(args.labels or [None]):

@@ -223,6 +223,17 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         print(f"| {' | '.join(cells)} |")
 
 
+def parse_with_flags(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, list[str]]:
+    """Parse the command line; also return the remaining flags, which belong to a configuration.
+
+    The seed of a configuration is refused: a benchmark trains with each of its own `--seeds`.
+    """
+    args, more = parser.parse_known_args()
+    if any(flag.partition("=")[0] == "--seed" for flag in more):
+        parser.error("--seed: the trainings have different seeds; give --seeds")
+    return args, more
+
+
 def quiet() -> None:
     """Silence all messages, so that only the table is printed, and show the errors of vaswani in one line."""
     logging.set_verbosity_error()

@@ -461,6 +461,18 @@ def test_a_benchmark_needs_the_folder_that_it_compares(
     assert f"missing: {message}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("seed", [["--seed", "7"], ["--seed=7"]])
+@pytest.mark.parametrize(
+    "needed", [("finetune_from_pretrained", "model"), ("distillation_objectives", "teacher")]
+)
+def test_the_seed_of_a_configuration_is_not_taken_for_the_seeds_of_a_benchmark(
+    side_by_side, monkeypatch, tmp_path, capsys, needed: tuple[str, str], seed: list[str]
+):
+    with pytest.raises(SystemExit):
+        call(monkeypatch, f"{needed[0]}.py", "--data", "texts", f"--{needed[1]}", tmp_path, *seed)
+    assert "--seed: the trainings have different seeds; give --seeds" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("study", ["table3", "recipe"])
 def test_each_variation_changes_only_its_setting(variations: ModuleType, study: str, tmp_path: Path):
     configs = configs_of_study(variations, study, tmp_path)
