@@ -151,9 +151,8 @@ def test_the_suffix_selects_the_format(tmp_path: Path, suffix: str, start: bytes
 def test_a_file_that_cannot_be_written(tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         save_figure(a_figure(), tmp_path / name)
-    if "/" not in name:
-        with pytest.raises(UserError, match=message):
-            check_picture(tmp_path / name)
+    with pytest.raises(UserError, match=message):
+        check_picture(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 

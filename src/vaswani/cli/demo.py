@@ -45,10 +45,9 @@ def demo(
     """
     from vaswani.demo import build_demo, check_gradio, open_model
     from vaswani.demo.examples import find_examples, find_pairs
-    from vaswani.demo.models import PairClassifier, shown_names
+    from vaswani.demo.models import PAIR_FIELDS, shown_names
     from vaswani.demo.server import serve, usable_port
     from vaswani.hub.checkpoint import local_folder
-    from vaswani.inference.answer.answering import QuestionAnswerer
 
     check_gradio()
     usable_port(port)
@@ -60,10 +59,7 @@ def demo(
         for shown, name in zip(names, model, strict=True)
     }
     folder = local_folder(model[0], loading["revision"])
-    examples: Any = find_examples(folder)
-    if isinstance(models[names[0]], QuestionAnswerer):
-        examples = find_pairs(folder, "question", "context")
-    elif isinstance(models[names[0]], PairClassifier):
-        examples = find_pairs(folder, "text", "text_pair")
+    fields = PAIR_FIELDS.get(type(models[names[0]]))
+    examples = find_examples(folder) if fields is None else find_pairs(folder, *fields)
     serve(build_demo(models, examples), port, print_line)
     warn("stopped")

@@ -131,19 +131,15 @@ class TextCodec:
         names = ("text", "text_pair") if self.side == "source" else ("text_target", "text_pair_target")
         adds_prefix = adds_prefix and self.side == "source"
         if adds_prefix and texts and (prefix := source_prefix(self.tokenizer)):
-            texts = ([self._prefixed(text, prefix) for text in texts[0]], *texts[1:])
+            # A source with a tag of its own keeps it in place of a prefix that is one.
+            tags = self.tags if TAG.match(prefix) else ()
+            texts = ([text if text.startswith(tags) else prefix + text for text in texts[0]], *texts[1:])
         given: dict[str, Any] = dict(zip(names, texts, strict=False))
         if self.side == "target":
             _check_target_language(self.tokenizer)
         options = {**text_options(self.tokenizer), **options}
         with exclusive(self.tokenizer):
             return self._view(**given, truncation=False, padding=False, verbose=False, **options)
-
-    def _prefixed(self, text: str, prefix: str) -> str:
-        """Return a text after a prefix; a text with a tag of its own keeps it in place of the prefix's."""
-        own = TAG.match(text)
-        is_tagged = TAG.match(prefix) is not None and own is not None and own.group() in self.tags
-        return text if is_tagged else prefix + text
 
     def token_ids(self, texts: Sequence[str], **options: Any) -> list[list[int]]:
         """Return the token ids of each text, with special tokens."""
@@ -177,9 +173,9 @@ class TextCodec:
         return self._view.get_vocab()
 
     @cached_property
-    def tags(self) -> frozenset[str]:
-        """The tokens that are tags, such as ">>deu<<" (see `TAG`)."""
-        return frozenset(filter(TAG.fullmatch, self.vocabulary()))
+    def tags(self) -> tuple[str, ...]:
+        """The tokens that are tags, such as ">>deu<<" (see `TAG`), sorted."""
+        return tuple(sorted(filter(TAG.fullmatch, self.vocabulary())))
 
     @cached_property
     def byte_ids(self) -> frozenset[int]:
@@ -401,8 +397,7 @@ def _check_prefix(tokenizer: Any, prefix: str) -> None:
     """
     codec = TextCodec(tokenizer, "source")
     (ids,) = codec.token_ids([prefix], adds_prefix=False)
-    tags = sorted(codec.tags)
-    tag = TAG.match(prefix)
+    tags, tag = codec.tags, TAG.match(prefix)
     is_known = tag is None or not tags or tag.group() in tags
     if is_known and codec.unknown_id() not in ids:
         return

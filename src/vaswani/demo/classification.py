@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gradio import Slider, Textbox
 
 MAX_LABELS = 10  # most probable labels in a table
+SECOND_TEXT = "Second text"
 
 
 class ClassificationView(View):
@@ -45,7 +46,7 @@ class ClassificationView(View):
         (prediction,) = self.classifier([text])
         if prediction.label is None:
             raise UserError("the tokenizer finds no words in the text; write others")
-        if prediction.cut_off:
+        if prediction.cut_off:  # of a pair, or of words that a tagger splits otherwise than a text
             raise UserError(
                 f"the text has more than the {self.classifier.max_length:,} tokens that the model reads; "
                 "shorten it"
@@ -62,7 +63,7 @@ class PairView(ClassificationView):
         """Return the input for the second text."""
         import gradio as gr
 
-        return [gr.Textbox(label="Second text", lines=3, max_lines=12)]
+        return [gr.Textbox(label=SECOND_TEXT, lines=3, max_lines=12)]
 
     def attention(self, text: str, answer: str, *values: Any) -> tuple[AttentionMap, ...]:
         """Return the attention of both texts."""
@@ -79,7 +80,7 @@ class PairView(ClassificationView):
         prediction = self.predict((text, second))
         lists = [
             token_list(title, self.codec, self.encode(one))
-            for title, one in {self.text_label: text, "Second text": second}.items()
+            for title, one in {self.text_label: text, SECOND_TEXT: second}.items()
         ]
         return ViewAnswer(_label(prediction), _table(prediction, self.classifier.task) + "".join(lists))
 

@@ -90,6 +90,13 @@ CLASSES: dict[Kind, Any] = {
 }
 
 
+# The fields of both texts in the examples of an evaluation, for models that read two.
+PAIR_FIELDS: dict[type[Model], tuple[str, str]] = {
+    PairClassifier: ("text", "text_pair"),
+    QuestionAnswerer: ("question", "context"),
+}
+
+
 def kind_of_checkpoint(name: str | Path, revision: str | None = None) -> Kind:
     """Return the kind of a model, in a folder or on the Hub, before it is loaded.
 

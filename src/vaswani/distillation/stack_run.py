@@ -208,17 +208,15 @@ class StackDistillation(BaseRun):
             names=self.metric_names,
             data=name_of_data(read_run_metadata(folder), split),
         )
-        if not PartialState().is_main_process:
-            return
-        self.comparison = comparison
-        markdown = stack_markdown(self.comparison)
-        write_texts(self.comparison, markdown, folder)
-        print(markdown, flush=True)
+        if PartialState().is_main_process:
+            self.comparison, markdown = comparison, stack_markdown(comparison)
+            write_texts(comparison, markdown, folder)
+            print(markdown, flush=True)
 
     def _whole_student(self) -> PreTrainedModel:
         """The trained student; read from its folder if the training has sharded it."""
         args = self.config.training
-        if args.fsdp_size * args.tensor_parallel_size == 1:
+        if not args.shards_model:
             return self._trained
         return load_checkpoint(self.config.output_dir, args.device, auto_class=self.auto_class)[0]
 

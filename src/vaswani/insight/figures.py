@@ -5,6 +5,8 @@ pyplot, with its global state, is not used.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -66,9 +68,14 @@ def write_plain_numbers(axis: Axis) -> None:
 
 
 def check_picture(output: Path) -> None:
-    """Raise a UserError if a file's suffix is no known format or matplotlib is missing, before slow work."""
+    """Raise a UserError before slow work if a picture could not be saved.
+
+    Its suffix is no known format, its folder does not exist, or matplotlib is missing.
+    """
     check_matplotlib()
     _format_of(output)
+    if not output.parent.is_dir():
+        raise UserError(f"cannot write {output}: {os.strerror(errno.ENOENT)}")
 
 
 def check_matplotlib() -> None:

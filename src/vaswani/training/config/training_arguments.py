@@ -145,6 +145,11 @@ class BaseTrainingArguments(transformers.TrainingArguments):
             logger.warning_once(f"There are {found} GPUs, and one is used; --num_processes {found} uses all.")
         return min(found, 1)
 
+    @property
+    def shards_model(self) -> bool:
+        """True if several processes hold one copy of the model together."""
+        return self.fsdp_size * self.tensor_parallel_size > 1
+
     def unused(self) -> dict[str, str]:
         """Return the fields that have no effect with the given values, and why."""
         found = {}

@@ -119,7 +119,7 @@ class FinetuningRun(BaseRun):
                 "leave one of them out"
             )
         problem = untied_output_reason(self.pretrained.config)
-        if problem is None and args.fsdp_size * args.tensor_parallel_size > 1:
+        if problem is None and args.shards_model:
             problem = "a model whose parameters are sharded over processes"
         if problem is not None:
             raise UserError(

@@ -56,7 +56,7 @@ def _check_adapter(config: Any, pretrained: Pretrained, auto_class: Any, shape: 
         raise UserError(
             f"{arguments.model} is an adapter itself; first merge it: vaswani merge {arguments.model} OUTPUT"
         )
-    if training.fsdp_size * training.tensor_parallel_size > 1:
+    if training.shards_model:
         raise UserError("lora_rank cannot be combined with fsdp_size or tensor_parallel_size")
     if training.average_checkpoints is not None:
         raise no_mean_of_adapters(training.average_checkpoints)

@@ -157,7 +157,7 @@ class BaseTrainer(Trainer):
 
     def _shard(self) -> Sharding | None:
         args = self.args
-        if args.fsdp_size * args.tensor_parallel_size == 1:
+        if not args.shards_model:
             return None
         from vaswani.training.trainer.sharding import Sharding
 
