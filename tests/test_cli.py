@@ -8,6 +8,7 @@ import pytest
 from typer import Exit
 
 import in_process
+import vaswani
 import vaswani.training.runs.translation
 from vaswani.cli import run
 from vaswani.cli.commands import app
@@ -52,6 +53,10 @@ def command():
 def test_failures_print_one_line_and_set_the_exit_status(command, capsys, error, status, message):
     command(error)
     assert outcome(["fail"], capsys) == (status, "", message)
+
+
+def test_version_needs_no_command(capsys):
+    assert outcome(["--version"], capsys) == (0, f"vaswani {vaswani.__version__}\n", "")
 
 
 @pytest.mark.parametrize("arguments", [["fail", "--debug"], ["--debug", "fail"]])

@@ -2,11 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+import vaswani
+from vaswani.cli.screen import print_line
 from vaswani.errors import UserError
 
 
@@ -69,3 +71,19 @@ app = Application(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print_line(f"vaswani {vaswani.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _take_version(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Take the option that needs no command."""
