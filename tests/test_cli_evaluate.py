@@ -483,6 +483,22 @@ def test_long_sources_are_evaluated_as_in_the_training(tmp_path: Path, capfd) ->
     assert cut["max_source_length"] == 5
 
 
+def test_long_references_are_scored_as_in_the_training(tmp_path: Path, capfd) -> None:
+    """The loss of a reference needs positions for its tokens; the scores compare with the whole text."""
+    rows = [{"source": source, "target": target} for source, target in toy_pairs(8, seed=0)]
+    table = write_jsonl(tmp_path / "rows.jsonl", rows)
+    tests = write_jsonl(tmp_path / "test.jsonl", [*rows, {"source": "one two", "target": "1 2 3 4 " * 40}])
+    options = {**TINY_RUN, "train_file": table, "test_file": tests, "output_dir": tmp_path / "run"}
+    options |= {"position_embedding": "learned", "max_position_embeddings": 40, "max_steps": 1}
+    options |= {"max_source_length": 40, "max_target_length": 40, "save_steps": 1}
+    assert run(["train", *as_flags(options)]) == 0
+    expected = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    found = record_of(capfd, "--model", tmp_path / "run", "--data", tests)
+    assert found["rows"] == expected["rows"] == 9
+    for name, score in expected["metrics"].items():
+        assert found[name] == pytest.approx(score["value"])
+
+
 def test_outputs_are_as_long_as_in_the_training(tmp_path: Path, capfd) -> None:
     """A model that has hardly learned to end writes up to the maximum length."""
     table = write_jsonl(

@@ -211,14 +211,22 @@ def test_each_side_has_its_own_positions(pairs: Path, tmp_path: Path) -> None:
     assert translator.sides.positions == 256
 
 
-def test_evaluated_rows_beyond_the_positions_of_the_model_are_named(pairs: Path, tmp_path: Path) -> None:
-    """Training cuts its targets, and references stay whole: the message names no option that would help."""
+def test_evaluated_sources_beyond_the_positions_of_the_model_are_named(
+    pairs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """References may be longer: only their loss needs positions."""
     model = save_translator("bart", tmp_path / "model")
-    (tmp_path / "long.tsv").write_text(f"source\ttarget\nthe cat\t{'the cat ' * 80}\n")
-    options = {"validation_file": tmp_path / "long.tsv", "truncate": True}
+    long = "the cat " * 80
+    (tmp_path / "long.tsv").write_text(f"source\ttarget\n{long}\tthe cat\n")
+    (tmp_path / "some.tsv").write_text(f"source\ttarget\n{long}\tthe cat\nthe cat\t{long}\n")
     message = (
         "none of 1 rows of the validation split fits the model, which has positions for 64 tokens of a "
-        "source and 64 tokens of a target; give shorter texts, or a model with more positions"
+        "source; give shorter texts, or a model with more positions"
     )
     with pytest.raises(UserError, match=f"^{message}$"):
-        train(config_for(model, pairs, **options))
+        train(config_for(model, pairs, validation_file=tmp_path / "long.tsv"))
+    train(config_for(model, pairs, max_steps=1, validation_file=tmp_path / "some.tsv"))
+    assert "1 of 2 rows of the validation split have a source of more tokens" in caplog.text
+    record = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert record["rows"] == 1
+    assert record["examples"][0]["reference"].strip() == long.strip()

@@ -25,6 +25,7 @@ from vaswani.data.evenly_spread import evenly_spread, limit_rows
 from vaswani.data.given_tokenizers import prepare_for_pairs, special_tokens, vocabulary_size
 from vaswani.data.pair_tokens import NoRowFitsError, token_lengths, tokenize_corpus, unknown_share
 from vaswani.data.sources.corpus import Corpus
+from vaswani.data.sources.row_report import RowReport
 from vaswani.data.text_codec import Side, TextCodec, Tokenizers, for_languages, has_one_vocabulary
 from vaswani.data.tokenization import check_tags, check_vocab_size, load_tokenizers
 from vaswani.errors import UserError
@@ -245,39 +246,49 @@ class TrainingRun(BaseRun):
         """The rows of a split as token ids.
 
         Training leaves out rows beyond the length limits or, with `truncate`, truncates them. Evaluation
-        scores the whole split, so it leaves out only rows that the model has no positions for and, with
-        `truncate`, truncates only sources.
+        scores the whole split, so it leaves out only rows whose source the model has no positions for. With
+        `truncate`, it truncates sources. The loss of a target is that of the tokens that have positions; the
+        scores compare with its whole text.
         """
         data = self.config.data
         rows, report = corpus.splits[split], corpus.reports[split]
         limits: tuple[int | None, int | None] = (data.max_source_length, data.max_target_length)
         truncated = ["source", "target"] if data.truncate else []
         if split != "train":
-            limits = (self.positions, self.target_positions)
+            limits, truncated = (self.positions, self.target_positions), ["target"]
             if data.truncate:
-                limits, truncated = (data.max_source_length, limits[1]), ["source"]
+                limits, truncated = (data.max_source_length, limits[1]), ["source", "target"]
             rows = Dataset.from_list(list(rows)) if isinstance(rows, IterableDataset) else rows
         try:
             tokenized = tokenize_corpus(
                 rows, *tokenizers, *limits, report, truncated, keep_targets=split != "train"
             )
         except NoRowFitsError as error:
-            sides = {"source": self.positions, "target": self.target_positions}
-            known = [f"{most:,} tokens of a {side}" for side, most in sides.items() if most is not None]
-            if split == "train" or not known:
+            if split == "train" or self.positions is None:
                 raise
             raise UserError(
                 f"none of {len(rows):,} rows of the {split} split fits the model, which has positions for "
-                f"{' and '.join(known)}; give shorter texts, or a model with more positions"
+                f"{self.positions:,} tokens of a source; give shorter texts, or a model with more positions"
             ) from error
         if isinstance(tokenized, IterableDataset):
             return tokenized
         if split != "train":
+            self._warn_of_unread_sources(split, report)
             tokenized = self.limit_evaluated(split, tokenized)
         cut = "set truncate=true, which cuts longer sources off at max_source_length"
         lower = "lower max_source_length" if data.truncate or split == "train" else cut
         self.check_budget(split, int(np.add(*token_lengths(tokenized)).max()), lower)
         return tokenized
+
+    def _warn_of_unread_sources(self, split: str, report: RowReport) -> None:
+        """Warn about rows of an evaluated split that are left out, and so count in no score."""
+        if report.over_long and PartialState().is_main_process:
+            logger.warning(
+                "%d of %d rows of the %s split have a source of more tokens than the model has positions "
+                "(%d) and count in no score; vaswani evaluate counts their outputs as empty. truncate=true "
+                "cuts such sources off.",
+                *(report.over_long, report.rows, split, self.positions),
+            )
 
     def limit_evaluated(self, split: str, rows: Dataset) -> Dataset:
         """Return at most `max_validation_rows` or `max_test_rows` rows of a split that is evaluated."""
