@@ -182,7 +182,12 @@ WRONG_INPUTS: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "a row": ("encoder", {"input_ids": torch.ones(3, dtype=torch.long)}, r"expected \[rows, tokens\]"),
     "floats": ("encoder", {"input_ids": torch.ones(2, 3)}, "expected integers"),
-    "nothing": ("encoder", {"input_ids": torch.ones(2, 0, dtype=torch.long)}, "give one token or more"),
+    "nothing": (
+        "encoder",
+        {"input_ids": torch.ones(2, 0, dtype=torch.long)},
+        "give one row of one token or more",
+    ),
+    "a list": ("encoder", {"input_ids": [[3, 4]]}, "input_ids is a list"),
     "too long": ("encoder", {"input_ids": torch.full((1, 41), 5)}, "41 tokens is longer than max_position"),
     "too long a text": ("causal_counting_all", {"input_ids": torch.full((1, 65), 5)}, "65 tokens is longer"),
     "unknown argument": (

@@ -23,6 +23,7 @@ from vaswani import (
     VaswaniForCausalLM,
     VaswaniForConditionalGeneration,
     VaswaniForMaskedLM,
+    VaswaniForMultipleChoice,
     VaswaniForPreTraining,
     VaswaniForQuestionAnswering,
     VaswaniForSequenceClassification,
@@ -149,19 +150,30 @@ def integers(low: int, high: int) -> dict[str, Change]:
     return {below: holding(low - 1), above: holding(high + 1), "floats": lambda x: x.float()}
 
 
+KINDS: dict[str, Change] = {
+    "a list": lambda x: x.tolist(),
+    "an array": lambda x: x.numpy(),
+    "sparse": lambda x: (x + 1).to_sparse(),
+    "nested": lambda x: torch.nested.nested_tensor(list(x)),
+}
+NOTHING: dict[str, Change] = {"no rows": lambda x: x[:0], "no tokens": lambda x: x[:, :0]}
 TOO_MUCH: dict[str, Change] = {"given too": lambda _: torch.zeros(ROWS, LENGTH, WIDTH)}
-TOKENS = integers(0, VOCAB - 1) | {"flat": SHAPES["flat"], "one dimension more": SHAPES["one dimension more"]}
-LABEL_SHAPES = {name: SHAPES[name] for name in ("longer", "shorter", "another row", "a row less", "flat")}
+TOKENS = integers(0, VOCAB - 1) | KINDS | NOTHING
+TOKENS |= {"flat": SHAPES["flat"], "one dimension more": SHAPES["one dimension more"]}
+TOKENS["without values"] = lambda x: x.to("meta")
+LABEL_SHAPES = KINDS | {
+    name: SHAPES[name] for name in ("longer", "shorter", "another row", "a row less", "flat")
+}
 
 # What is wrong with each argument of any `forward`. One that is new has no entry, and a test says so.
 WRONG: dict[str, dict[str, Change]] = {
     "input_ids": TOKENS,
-    "attention_mask": SHAPES | TRANSPOSED | MASK,
-    "token_type_ids": SHAPES | TRANSPOSED | integers(0, TYPES - 1),
-    "position_ids": SHAPES | TRANSPOSED | integers(0, LEARNED - 1),
+    "attention_mask": SHAPES | TRANSPOSED | MASK | KINDS,
+    "token_type_ids": SHAPES | TRANSPOSED | KINDS | integers(0, TYPES - 1),
+    "position_ids": SHAPES | TRANSPOSED | KINDS | integers(0, LEARNED - 1),
     "inputs_embeds": TOO_MUCH,
     "decoder_input_ids": TOKENS,
-    "decoder_attention_mask": SHAPES | TRANSPOSED | MASK,
+    "decoder_attention_mask": SHAPES | TRANSPOSED | MASK | KINDS,
     "decoder_inputs_embeds": TOO_MUCH,
     "encoder_outputs": {"given too": lambda _: (torch.zeros(ROWS, LENGTH, WIDTH),)},
     CACHE_NAME: {"of the other kind": lambda _: None},  # depends on the model: see below
@@ -222,6 +234,36 @@ def test_invalid_inputs_raise_an_error_that_names_the_argument(
         elsewhere = {"input_ids": "token id", "position_ids": "max_position_embeddings"}
         assert named in message or elsewhere.get(named, named) in message, (what, message)
         assert "\n" not in message, (what, message)
+
+
+@pytest.mark.parametrize("name", ["input_ids", "attention_mask"])
+def test_inputs_of_choices_have_rows_choices_and_tokens(name: str) -> None:
+    model = VaswaniForMultipleChoice(ENCODER).eval()
+    given = {"input_ids": ids(2, 3, 4), "attention_mask": torch.ones(2, 3, 4)}
+    assert model(**given).logits.shape == (2, 3)
+    wrong: dict[str, Change] = {**KINDS, "two dimensions": lambda x: x[0], "one dimension": lambda x: x[0, 0]}
+    for change in wrong.values():
+        with pytest.raises(ValueError, match=f"^{name} (is a|has the shape)"):
+            model(**{**given, name: change(given[name])})
+    with pytest.raises(ValueError, match="got neither"):
+        model()
+
+
+@pytest.mark.parametrize("kind", ["no rows", "no tokens"])
+def test_embeddings_of_no_token_and_target_labels_of_none_are_refused(kind: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"inputs_embeds has the shape .*; give one row of one token or more"
+    ):
+        make(VaswaniEncoderModel)(inputs_embeds=NOTHING[kind](torch.zeros(ROWS, LENGTH, WIDTH)))
+    labels = NOTHING[kind](ids(ROWS, LENGTH))
+    with pytest.raises(ValueError, match=r"labels has the shape .*; give one row of one token or more"):
+        make(VaswaniForConditionalGeneration)(input_ids=ids(ROWS, LENGTH), labels=labels)
+
+
+def test_answers_may_be_of_any_integers() -> None:
+    model, given = make(VaswaniForQuestionAnswering), right(VaswaniForQuestionAnswering)
+    narrow = {name: given[name].int() for name in ("start_positions", "end_positions")}
+    assert torch.equal(model(**{**given, **narrow}).loss, model(**given).loss)
 
 
 def test_regression_and_multi_label_labels_have_their_own_shapes() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from transformers.utils import is_torchdynamo_compiling
 
 from .configuration_vaswani import VaswaniFamilyConfig
-from .input_checks import can_be_checked, is_fake
+from .input_checks import can_be_checked, check_not_meta, is_fake
 
 TABLE_LENGTH = 1024  # positions whose sinusoids are cached; longer sequences compute theirs in each call
 
@@ -119,6 +119,7 @@ class TokenEmbeddings(nn.Embedding):
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """int64 [B, T] -> [B, T, d_model]. Raise `ValueError` for an id outside the vocabulary."""
+        check_not_meta(input_ids, self.weight)
         if can_be_checked(input_ids):
             low, high = (int(bound) for bound in input_ids.aminmax())
             size = self.num_embeddings

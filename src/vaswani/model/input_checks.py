@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import Any
 
+import numpy as np
 import torch
 from transformers.utils import logging
 from transformers.utils.import_utils import is_fake_tensor
@@ -47,6 +48,19 @@ def can_be_checked(values: torch.Tensor) -> bool:
     return values.device.type == "cpu" and values.numel() > 0 and has_values(values)
 
 
+def check_is_tensor(name: str, value: Any) -> None:
+    """Raise unless the value is a tensor, neither sparse nor nested."""
+    if not isinstance(value, torch.Tensor):
+        raise ValueError(
+            f"{name} is a {type(value).__name__}; expected a tensor: convert it with torch.as_tensor()."
+        )
+    if value.is_nested or value.layout != torch.strided:
+        kind = "nested" if value.is_nested else value.layout
+        raise ValueError(
+            f"{name} is a {kind} tensor; expected a dense one: pad its rows, or use .to_dense()."
+        )
+
+
 def warn_of_left_padding(mask: torch.Tensor) -> None:
     """Warn once if a mask [B, S] has padding on the left, which shifts the sparse pattern."""
     if has_values(mask) and not bool(mask[:, 0].all()):
@@ -68,6 +82,8 @@ def check_attention_mask(
         queries: T.
         lengths: the allowed S; a cache of fixed size also takes a mask of that size.
     """
+    if isinstance(mask, torch.Tensor | np.ndarray | Sequence):
+        check_is_tensor(name, mask)
     if not has_values(mask):
         return
     shape, allowed = list(mask.shape), [int(length) for length in lengths]
@@ -116,7 +132,8 @@ def _check_additive_values(name: str, mask: torch.Tensor) -> None:
 
 
 def check_ids(name: str, ids: torch.Tensor, shape: Sequence[int] | None = None) -> None:
-    """Raise unless the ids are integers of this shape; of any shape [B, T] if it is None."""
+    """Raise unless the ids are integers of this shape; of any shape [B, T] with a token if it is None."""
+    check_is_tensor(name, ids)
     if not has_values(ids):
         return
     if ids.dtype not in (torch.long, torch.int):
@@ -124,20 +141,35 @@ def check_ids(name: str, ids: torch.Tensor, shape: Sequence[int] | None = None) 
     if (ids.ndim != 2) if shape is None else (tuple(ids.shape) != tuple(shape)):
         expected = "[rows, tokens]" if shape is None else list(shape)
         raise ValueError(f"{name} has the shape {list(ids.shape)}; expected {expected}.")
+    if shape is None and not ids.numel():
+        raise ValueError(f"{name} has the shape {list(ids.shape)}; give one row of one token or more.")
+
+
+def check_not_meta(ids: torch.Tensor, weight: torch.Tensor) -> None:
+    """Raise if the ids have no values and the embeddings have: PyTorch would return unwritten memory."""
+    if ids.is_meta and not weight.is_meta:
+        raise ValueError(
+            f"input_ids are on the device meta, which holds no values; move them to {weight.device}, where "
+            "the model is."
+        )
 
 
 def check_embeddings(name: str, states: torch.Tensor, width: int) -> None:
-    """Raise unless the states are floats [B, T, width]."""
+    """Raise unless the states are floats [B, T, width], of a token or more."""
+    check_is_tensor(name, states)
     is_right = states.ndim == 3 and states.shape[2] == width and states.is_floating_point()
     if not is_right and has_values(states):
         raise ValueError(
             f"{name} has the shape {list(states.shape)} and the dtype {states.dtype}; expected floats "
             f"[rows, tokens, {width}]."
         )
+    if has_values(states) and not states.numel():
+        raise ValueError(f"{name} has the shape {list(states.shape)}; give one row of one token or more.")
 
 
 def check_position_ids(position_ids: torch.Tensor, rows: int, length: int) -> None:
     """Raise unless these are positions of 0 or more, [B, T] or [1, T]."""
+    check_is_tensor("position_ids", position_ids)
     check_ids("position_ids", position_ids, (1 if position_ids.shape[:1] == (1,) else rows, length))
     if can_be_checked(position_ids) and position_ids.min() < 0:
         raise ValueError(f"position_ids holds {int(position_ids.min())}; positions are counted from 0.")
@@ -154,7 +186,10 @@ def check_not_packed(position_ids: torch.Tensor) -> None:
 
 def check_labels(name: str, labels: torch.Tensor | None, shape: Sequence[int], num_classes: int) -> None:
     """Raise unless the labels are None, or int64 of this shape, each a class or −100, which is ignored."""
-    if labels is None or not has_values(labels):
+    if labels is None:
+        return
+    check_is_tensor(name, labels)
+    if not has_values(labels):
         return
     if labels.dtype != torch.long:
         raise ValueError(
@@ -170,6 +205,23 @@ def check_labels(name: str, labels: torch.Tensor | None, shape: Sequence[int], n
             f"{name} holds {int(labels[strange][0])}; expected 0 to {num_classes - 1}, or {IGNORED_LABEL} to "
             "ignore a place."
         )
+
+
+def check_choices(
+    input_ids: torch.Tensor | None,
+    attention_mask: torch.Tensor | None,
+    token_type_ids: torch.Tensor | None,
+    position_ids: torch.Tensor | None,
+    inputs_embeds: torch.Tensor | None,
+) -> None:
+    """Raise unless there are tokens, and all inputs are [B, C, T, ...], for the C choices of each row."""
+    inputs = {name: value for name, value in locals().items() if value is not None}
+    if input_ids is None and inputs_embeds is None:
+        raise ValueError("give exactly one of input_ids and inputs_embeds; got neither.")
+    for name, values in inputs.items():
+        check_is_tensor(name, values)
+        if values.ndim < 3:
+            raise ValueError(f"{name} has the shape {list(values.shape)}; expected [rows, choices, tokens].")
 
 
 def check_loss_options(smoothing: float | None, num_items_in_batch: torch.Tensor | int | None) -> None:
@@ -219,6 +271,7 @@ def check_no_chunks(generation_config: Any) -> None:
 
 def check_class_labels(labels: torch.Tensor, rows: int, config: Any) -> None:
     """Raise `ValueError` unless each row has one class, one number, or a number for each label."""
+    check_is_tensor("labels", labels)
     count, kind = config.num_labels, config.problem_type
     is_number = count == 1 or kind == "regression"
     is_class = not is_number and kind != "multi_label_classification"
@@ -243,6 +296,7 @@ def check_answers(
     for name, positions in (("start_positions", start_positions), ("end_positions", end_positions)):
         if positions is None:
             continue
+        check_is_tensor(name, positions)
         check_ids(name, positions, (rows,) if positions.ndim == 1 else (rows, 1))
         if can_be_checked(positions) and positions.min() < 0:
             raise ValueError(

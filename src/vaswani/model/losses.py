@@ -203,6 +203,7 @@ def answer_loss(
 ) -> torch.Tensor | None:
     """Return the loss of the logits [B, T] of first and last tokens of answers; None without positions."""
     check_answers(start_logits.shape[0], start_positions, end_positions)
-    if start_positions is None:
+    if start_positions is None or end_positions is None:
         return None
-    return model.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs)
+    positions = (start_positions.long(), end_positions.long())
+    return model.loss_function(start_logits, end_logits, *positions, **kwargs)

@@ -17,7 +17,7 @@ from transformers.utils import TransformersKwargs, auto_docstring, can_return_tu
 
 from .compatibility import CACHE_NAME, keep_positions, padding_mask_of_cache, takes_cache
 from .configuration_vaswani import VaswaniConfig
-from .input_checks import check_labels, check_logits_to_keep, check_loss_options, check_no_chunks
+from .input_checks import check_ids, check_labels, check_logits_to_keep, check_loss_options, check_no_chunks
 from .losses import smoothed_loss, token_loss_function
 from .operators import OutputProjection
 from .stacks import (
@@ -219,7 +219,8 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
         if labels is not None:
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
-                check_labels("labels", labels, labels.shape[:2], self.config.decoder_vocab_size)
+                check_ids("labels", labels)
+                check_labels("labels", labels, labels.shape, self.config.decoder_vocab_size)
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         outputs = self.model(
             *(input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs),

@@ -10,6 +10,7 @@ from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 from vaswani.model.input_checks import (
     check_attention_mask,
     check_ids,
+    check_is_tensor,
     check_no_lost_arguments,
     check_position_ids,
 )
@@ -29,9 +30,8 @@ def checked_ids(name: str, ids: torch.Tensor, count: int) -> torch.Tensor:
     Raises:
         ValueError: the ids have another dtype or shape, there are none, or one is unknown to the model.
     """
+    check_is_tensor(name, ids)
     check_ids(name, ids.flatten(0, -2) if ids.ndim > 2 else ids)
-    if not ids.numel():
-        raise ValueError(f"{name} has the shape {list(ids.shape)}; give one token or more.")
     low, high = (int(bound) for bound in ids.aminmax())
     if low < 0 or high >= count:
         raise ValueError(
@@ -55,6 +55,7 @@ def checked_mask(mask: torch.Tensor | None, ids: torch.Tensor, before: int = 0) 
     shape = (*ids.shape[:-1], before + ids.shape[-1])
     if mask is None:
         return torch.ones(shape, dtype=torch.long)
+    check_is_tensor("attention_mask", mask)
     rows = mask.flatten(0, -2) if mask.ndim == ids.ndim else mask
     if rows.ndim != 2:
         raise ValueError(
