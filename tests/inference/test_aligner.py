@@ -328,6 +328,8 @@ def test_wrong_pairs_and_models_raise_an_error() -> None:
     found = Aligner(toy_model(), toy_tokenizer())
     with pytest.raises(UserError, match="expected a list of pairs, got one text"):
         found("one")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="expected a list of pairs, got a set"):
+        found({("one", "1"), ("two", "2")})
     with pytest.raises(UserError, match="expected a source and a target, got 'one'"):
         found(["one"])  # type: ignore[list-item]
     with pytest.raises(UserError, match="Silent returns no weights of cross-attention, which an alignment"):

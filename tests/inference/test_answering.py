@@ -235,6 +235,8 @@ def test_questions_with_answers_are_scored():
 def test_invalid_pairs_raise_an_error(pairs):
     with pytest.raises(UserError, match="expected pairs of a question and its text, got "):
         list(make_answerer().answer(pairs))
+    with pytest.raises(UserError, match="expected a list of pairs, got a dict"):
+        list(make_answerer().answer({("Who saw Rome?", "Ann saw Rome."): 1}))
 
 
 def test_non_finite_results_raise_an_error():

@@ -596,6 +596,7 @@ def test_contradictory_options_raise_an_error(options: dict[str, Any], message: 
     ("prompts", "arguments", "message"),
     [
         ("the cat", {}, r"expected a list of prompts, got one text: write \['the cat'\]"),
+        ({"role": "user", "content": "the"}, {}, "expected a list of prompts, got a dict: give one of its"),
         (["the", None], {}, "prompt 2 is neither a text nor a chat: it is no list of messages"),
         ([[{"role": "user"}]], {}, "prompt 1 is neither a text nor a chat: the content of message 1 is null"),
         ([CHAT], {}, "prompt 1 is a chat, and the tokenizer has no chat template; give texts"),

@@ -481,6 +481,9 @@ def test_impossible_requests_are_refused_before_any_work() -> None:
         translator.translate(["one"], buffer_size=0)
     with pytest.raises(UserError, match=r"expected a list of sentences, got one text: write \['one two'\]"):
         translator("one two")
+    for given, kind in (({"source": ["one"]}, "dict"), ({"one", "two"}, "set"), (None, "NoneType")):
+        with pytest.raises(UserError, match=f"^expected a list of sentences, got a {kind}: give "):
+            translator(given)  # type: ignore[arg-type]
     for given, message in (
         ({"prefixes": "12"}, r"prefixes is one text; give a list: \['12'\]"),
         ({"prefixes": [None, "1"]}, "prefixes holds None; expected texts"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence, Set, Sized
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -83,9 +83,19 @@ def batches(tokens: Mapping[Key, int], max_tokens: int, *, equal: bool = False) 
 
 
 def check_several(texts: Any, what: str = "texts") -> None:
-    """Raise a UserError if one text is given where a list of texts is expected."""
+    """Raise a UserError if one text is given where a list of texts is expected, or anything without order."""
     if isinstance(texts, str):
         raise UserError(f"expected a list of {what}, got one text: write [{texts[:20]!r}]")
+    check_ordered(texts, what)
+
+
+def check_ordered(items: Any, what: str) -> None:
+    """Raise a UserError for a set, for a mapping or table, which iterate over names, and for no iterable."""
+    kind = type(items).__name__
+    if isinstance(items, Mapping) or kind == "DataFrame":
+        raise UserError(f"expected a list of {what}, got a {kind}: give one of its columns or values")
+    if isinstance(items, Set) or not isinstance(items, Iterable):
+        raise UserError(f"expected a list of {what}, got a {kind}: give them in a list")
 
 
 def padded(

@@ -19,7 +19,7 @@ from vaswani.errors import UserError, check_positive
 from vaswani.inference.align.attention import STEPS, Step, attention_of_pairs
 from vaswani.inference.align.links import Links, aligned_words, check_method, symmetrize
 from vaswani.inference.align.words import Words, words_of_texts
-from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, within_memory
+from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, check_ordered, within_memory
 from vaswani.inference.cross_attention import Layer, check_returns_weights
 from vaswani.inference.loading import FromPretrained
 from vaswani.inference.pairs import Pair, PairEncoder
@@ -120,6 +120,7 @@ class Aligner(FromPretrained):
         done = progress or (lambda count: None)
         if isinstance(pairs, str):
             raise UserError(f"expected a list of pairs, got one text: {pairs[:20]!r}")
+        check_ordered(pairs, "pairs")
         for buffer in buffers(map(_checked, pairs), buffer_size):
             yield from self._align_buffer(buffer, done)
 

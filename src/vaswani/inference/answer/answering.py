@@ -14,7 +14,7 @@ from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrai
 from vaswani.data.questions.windows import Window, WindowCollator, WindowLengths, make_windows
 from vaswani.errors import RunError, UserError, check_positive
 from vaswani.inference.answer.spans import Answer, answers_of, best_spans
-from vaswani.inference.batches import batches, within_memory
+from vaswani.inference.batches import batches, check_ordered, within_memory
 from vaswani.inference.loading import FromPretrained
 from vaswani.inference.position_limits import source_limit
 
@@ -119,10 +119,11 @@ class QuestionAnswerer(FromPretrained):
             buffer_size: number of questions to read ahead.
 
         Raises:
-            UserError: an item is not a pair of texts.
+            UserError: an item is not a pair of texts, or the pairs are not in a list.
             RunError: the results are not finite.
         """
         check_positive(buffer_size=buffer_size)
+        check_ordered(pairs, "pairs")
         remaining = map(_pair, pairs)
         while some := list(islice(remaining, buffer_size)):
             yield from self._answers([pair[0] for pair in some], [pair[1] for pair in some])
