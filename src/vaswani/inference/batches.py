@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence, Set, Sized
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -94,7 +94,7 @@ def check_ordered(items: Any, what: str) -> None:
     kind = type(items).__name__
     if isinstance(items, Mapping) or kind == "DataFrame":
         raise UserError(f"expected a list of {what}, got a {kind}: give one of its columns or values")
-    if isinstance(items, Set) or not isinstance(items, Iterable):
+    if isinstance(items, set | frozenset) or not isinstance(items, Iterable):
         raise UserError(f"expected a list of {what}, got a {kind}: give them in a list")
 
 
