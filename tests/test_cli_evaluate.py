@@ -151,7 +151,7 @@ def test_label_separator_and_threshold_take_effect(finetuned: Path, tmp_path: Pa
     command = ["--model", finetuned / "multi_label", "--data", write_jsonl(tmp_path / "rows.jsonl", rows)]
     status, _, errors = evaluate(capfd, *command)
     assert status == 2
-    assert "has the label 'good;bad', which the model does not know" in errors
+    assert f"has the label 'good;bad', which {finetuned / 'multi_label'} does not know" in errors
     command += ["--label_separator", ";"]
     assert record_of(capfd, *command)["rows"] == 3
     low, high = (record_of(capfd, *command, "--threshold", threshold) for threshold in ("0.001", "0.999"))
@@ -169,7 +169,8 @@ def test_an_unknown_label_is_named_before_any_work(
     status, _, errors = evaluate(capfd, "--model", finetuned / "classification", "--data", table)
     assert status == 2
     assert errors.splitlines()[-1] == (
-        f"vaswani: test of {table} has the label 'so', which the model does not know; it knows 'bad', 'good'"
+        f"vaswani: test of {table} has the label 'so', which {finetuned / 'classification'} "
+        "does not know; it knows 'bad', 'good'"
     )
 
 

@@ -185,7 +185,8 @@ def test_a_student_from_the_hub_has_no_folder_for_the_report(
     models: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compare
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(comparison, "load_candidates", lambda names, **_: names)  # as if it were in the cache
+    cached = {"someone/student": models.student}  # as if it were downloaded
+    monkeypatch.setattr("vaswani.hub.checkpoint.local_folder", lambda name, **_: cached.get(name, Path(name)))
     status, _, errors, _ = compare(models.teacher, "someone/student")
     assert status == 2
     assert errors == (

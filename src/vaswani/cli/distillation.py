@@ -1,24 +1,31 @@
 """`vaswani student` and `vaswani compare`."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vaswani.cli.app import app
+from vaswani.cli.evaluation import EvaluationRequest
+from vaswani.cli.evaluation_options import check_options, declare_rows
 from vaswani.cli.options import (
+    TRANSLATOR_DEFAULTS,
     AllowMismatch,
-    DatasetConfig,
     OutputFolder,
     Split,
     check_models,
-    column,
     model_option,
+    takes_options_of,
     takes_translator_options,
 )
 from vaswani.cli.screen import begin_work, print_line, progress_bar, warn
-from vaswani.cli.splits import as_in_training, check_columns, load_split
+from vaswani.cli.splits import check_columns
+from vaswani.cli.stack_comparison import compare_stacks_of, task_of_all
 from vaswani.errors import UserError
+
+if TYPE_CHECKING:
+    from vaswani.distillation.comparison import Comparison
 
 
 @app.command()
@@ -66,6 +73,7 @@ def student(
 @takes_translator_options(  # left out: options that would apply to all models
     "revision", "engine", "quantization", "ensemble_weights", "ensemble_average"
 )
+@takes_options_of(declare_rows)
 def compare(
     first: Annotated[
         str,
@@ -94,23 +102,6 @@ def compare(
         typer.Option("--target_file", metavar="FILE", help="Text file of targets, line by line."),
     ] = None,
     split: Split = "test",
-    dataset_config: DatasetConfig = None,
-    source_field: Annotated[
-        str | None,
-        column(
-            "source_field",
-            "Source column; a dot selects a nested one",
-            "as in the second model's training, or the first's, or source",
-        ),
-    ] = None,
-    target_field: Annotated[
-        str | None,
-        column(
-            "target_field",
-            "Target column; a dot selects a nested one",
-            "as in the second model's training, or the first's, or target",
-        ),
-    ] = None,
     baseline: Annotated[
         str | None,
         model_option(
@@ -120,66 +111,127 @@ def compare(
         ),
     ] = None,
     metric: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Metric of the conclusions: bleu, chrf or exact_match; for summaries rouge1, rouge2, rougeL "
-            "or rougeLsum."
+            help="Metric of the conclusions, such as bleu, chrf, rougeL, accuracy or macro_f1. Default: the "
+            "first of the task, in the order of vaswani evaluate; accuracy for language models."
         ),
-    ] = "bleu",
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Folder for report.md, report.json and quality_speed.png. Default: the second model's.",
+            help="Folder for report.md, report.json and, for translators, quality_speed.png. Default: the "
+            "second model's.",
         ),
     ] = None,
     **options: Any,
 ) -> None:
-    """Compare models with the first: size, quality, significance and decoding speed.
+    """Compare models of one task with the first: size, quality, significance, speed.
 
     Each model's difference from the first in each metric has a 95 % interval
     and the p-value of the paired bootstrap (Koehn, 2004). If the other models
     were distilled, the report calls them students and the first their teacher.
+    The models are those of vaswani evaluate, and so are the metrics. Columns
+    and texts are read as in the second model's training, or the first's.
     """
-    from vaswani.data.sources.corpus import load_corpus
-    from vaswani.data.sources.corpus_spec import CorpusSpec
-    from vaswani.distillation.comparison import compare as compare_models
-    from vaswani.distillation.comparison import load_candidates, sentences_to_decode, were_distilled
-    from vaswani.distillation.report import as_markdown, write_report
-    from vaswani.evaluation.text_metrics import check_task, task_of_metric
+    from vaswani.distillation.comparison import names_in_report, roles_of, were_distilled
+    from vaswani.distillation.report import as_markdown, write_report, write_texts
+    from vaswani.distillation.stack_report import stack_markdown
+    from vaswani.evaluation.text_metrics import METRICS, METRICS_OF_TASK, task_of_metric
     from vaswani.files.run_settings import read_settings
+    from vaswani.hub.checkpoint import local_folder
     from vaswani.training.trainer.checkpoints import check_writable
 
-    check_task(task_of_metric(metric))
-    files = [data] if target_file is None else [data, target_file]
-    columns = {"source_field": source_field, "target_field": target_field}
-    check_columns(files, columns)
+    models, files = [first, *others, *filter(None, [baseline])], [data, *filter(None, [target_file])]
     begin_work()
-    candidates = load_candidates([first, *others, *([baseline] if baseline else [])], **options)
+    names = names_in_report(models)
+    folders = [local_folder(model, weights=False) for model in models]
+    search = {name: options[name] for name in TRANSLATOR_DEFAULTS if name in options}
+    options |= {"engine": "torch", "quantization": None, "revision": None, "output_name": None}
+    text_task = task_of_metric(metric) if metric in METRICS else None
+    kind, task = task_of_all(models, folders, {**options, "task": text_task})
+    check_options(kind, options)
     if output is None and not Path(others[0]).is_dir():
         raise UserError(
             f"{others[0]} is not a local folder that the report can go into; give --output FOLDER"
         )
     folder = output or Path(others[0])
     check_writable(folder, "output")
-    trained = read_settings(Path(others[0])) or read_settings(Path(first))
-    named = as_in_training(columns, trained)
-    split, rows = load_split(load_corpus, CorpusSpec, files, split, dataset_config=dataset_config, **named)
+    requests = [
+        EvaluationRequest([model], of_model, kind, files, split, options)
+        for model, of_model in zip(models, folders, strict=True)
+    ]
+    trained = requests[1] if read_settings(folders[1]) else requests[0]
+    is_distillation = bool(baseline) or were_distilled(folders[1:])
+    described = " and ".join(map(_without_folders, files))
+    if (config := options["dataset_config"]) is not None:
+        described += f" ({config})"
+    if kind == "seq2seq":
+        metric = metric or next(iter(METRICS_OF_TASK[task]))
+        texts = _compare_translators(
+            requests,
+            trained,
+            search,
+            len(others),
+            metric=metric,
+            data=described,
+            is_distillation=is_distillation,
+        )
+        write_report(texts, folder)
+        markdown = as_markdown(texts)
+    else:
+        roles = roles_of(len(others), bool(baseline), is_distillation)
+        stacks = compare_stacks_of(requests, trained, task, names, roles, metric=metric, data=described)
+        markdown = stack_markdown(stacks)
+        write_texts(stacks, markdown, folder)
+    warn(f"wrote the report into {folder}")
+    print_line(markdown.rstrip("\n"))
+
+
+def _compare_translators(
+    requests: Sequence[EvaluationRequest],
+    trained: EvaluationRequest,
+    search: dict[str, Any],
+    others: int,
+    *,
+    metric: str,
+    data: str,
+    is_distillation: bool,
+) -> "Comparison":
+    """Compare encoder-decoders on pairs.
+
+    Args:
+        requests: the evaluation of the first model, of the others, and of a baseline if there is one.
+        trained: the one whose training says how to read the rows.
+        search: options of the translators.
+        others: number of other models, without the baseline.
+        metric: the metric of the conclusions.
+        data: name of the data, without the split.
+        is_distillation: whether the report calls the models teacher and students.
+    """
+    from vaswani.data.sources.corpus import load_corpus
+    from vaswani.data.sources.corpus_spec import CorpusSpec
+    from vaswani.distillation.comparison import compare as compare_models
+    from vaswani.distillation.comparison import load_candidates, sentences_to_decode
+    from vaswani.evaluation.text_metrics import check_task, task_of_metric
+    from vaswani.files.run_settings import read_settings
+
+    check_task(task_of_metric(metric))
+    check_columns(trained.files, trained.fields)
+    candidates = load_candidates([request.models[0] for request in requests], **search)
+    split, rows = trained.load_rows(load_corpus, CorpusSpec, read_settings(trained.folder))
     with progress_bar(sentences_to_decode(len(candidates), len(rows)), " sentences") as bar:
-        comparison = compare_models(
+        return compare_models(
             candidates[0],
-            candidates[1 : 1 + len(others)],
+            candidates[1 : 1 + others],
             rows,
-            data=f"{split} of {' and '.join(map(_without_folders, files))}"
-            + (f" ({dataset_config})" if dataset_config else ""),
-            baseline=candidates[-1] if baseline else None,
+            data=f"{split} of {data}",
+            baseline=candidates[-1] if len(candidates) > 1 + others else None,
             metric=metric,
             progress=bar.update,
-            is_distillation=bool(baseline) or were_distilled(candidates[1:]),
+            is_distillation=is_distillation,
         )
-    write_report(comparison, folder)
-    warn(f"wrote the report into {folder}")
-    print_line(as_markdown(comparison).rstrip("\n"))
 
 
 def _without_folders(data: str) -> str:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedConfig
 
+QUESTION_ANSWERING = "question_answering"  # the task in the settings of a training
 LOADING = (*ENGINE_OPTIONS, "max_tokens_per_batch", "revision", "device", "allow_mismatch")
 
 
@@ -109,6 +111,7 @@ class EvaluationRequest:
 @app.command()
 @takes_translator_options("max_length", length_penalty=None)
 @takes_options_of(evaluation_options.declare)
+@takes_options_of(evaluation_options.declare_rows)
 def evaluate(
     model: Annotated[
         list[str],
@@ -276,20 +279,10 @@ def _as_in_training(options: dict[str, Any], trained: dict[str, Any]) -> dict[st
 
 def _evaluate_labels(request: EvaluationRequest) -> EvaluationOutcome:
     """Predict labels, and score them."""
-    from vaswani.data.labels.labelled import LabelledSpec, load_labelled
     from vaswani.evaluation.labels import evaluate_labels
-    from vaswani.inference.classify.classification import Classifier, names_of, task_of
-    from vaswani.training.trainer.labels import TASKS
 
-    task = task_of(request.config)
-    assert task is not None  # models of kind "labels" have a task
-    trained = request.training_settings(task)
-    split, rows = request.load_rows(load_labelled, LabelledSpec, trained, task=task)
-    labels, where = TASKS[task](names_of(request.config)), f"{split} of {' and '.join(request.files)}"
-    labels.check_known(rows["label"][:], where, "the model does not know; it knows")
-    threshold = request.options["threshold"]
-    given = {} if threshold is None else {"threshold": threshold}
-    classifier = request.load_model(Classifier, max_length=request.max_length, **given)
+    split, rows = load_labelled_rows(request)
+    classifier = load_classifier(request, split, rows)
     with progress_bar(len(rows), " rows") as bar:
         result = evaluate_labels(classifier, rows, bar.update)
     lines = (
@@ -298,29 +291,66 @@ def _evaluate_labels(request: EvaluationRequest) -> EvaluationOutcome:
         )
         for row, prediction in zip(rows, result.predictions, strict=True)
     )
-    search = {"max_length": classifier.max_length, **given}
-    return result, lines, {"split": split, "task": task, **request.engine_options, **search}
+    search = {"max_length": classifier.max_length, **_given_threshold(request)}
+    return result, lines, {"split": split, "task": classifier.task, **request.engine_options, **search}
+
+
+def load_labelled_rows(request: EvaluationRequest) -> tuple[str, "Dataset"]:
+    """Return the name of the split and its rows with labels, read as in the training of the model."""
+    from vaswani.data.labels.labelled import LabelledSpec, load_labelled
+    from vaswani.inference.classify.classification import task_of
+
+    task = task_of(request.config)
+    assert task is not None  # models of kind "labels" have a task
+    return request.load_rows(load_labelled, LabelledSpec, request.training_settings(task), task=task)
+
+
+def load_classifier(request: EvaluationRequest, split: str, rows: "Dataset") -> Any:
+    """Load the `Classifier`; raise `UserError` if the rows have labels that it does not know."""
+    from vaswani.inference.classify.classification import Classifier, names_of, task_of
+    from vaswani.training.trainer.labels import TASKS
+
+    labels = TASKS[str(task_of(request.config))](names_of(request.config))
+    where = f"{split} of {' and '.join(request.files)}"
+    labels.check_known(rows["label"][:], where, f"{request.models[0]} does not know; it knows")
+    return request.load_model(Classifier, max_length=request.max_length, **_given_threshold(request))
+
+
+def _given_threshold(request: EvaluationRequest) -> dict[str, float]:
+    threshold = request.options["threshold"]
+    return {} if threshold is None else {"threshold": threshold}
 
 
 def _evaluate_questions(request: EvaluationRequest) -> EvaluationOutcome:
     """Answer questions, and score the answers."""
-    from vaswani.data.questions.question_rows import QuestionSpec, load_questions
     from vaswani.evaluation.answers import evaluate_answers
-    from vaswani.inference.answer.answering import QuestionAnswerer
 
-    task = "question_answering"
-    split, rows = request.load_rows(load_questions, QuestionSpec, request.training_settings(task))
-    given = {name: request.options[name] for name in ANSWER_OPTIONS}
-    answerer = request.load_model(QuestionAnswerer, max_length=request.max_length, **given)
+    split, rows = load_question_rows(request)
+    answerer = load_answerer(request)
     with progress_bar(len(rows), " rows") as bar:
         result = evaluate_answers(answerer, rows, bar.update)
     lines = (
         finite_json({**row, "prediction": answer.text}, ensure_ascii=False)
         for row, answer in zip(rows, result.answers, strict=True)
     )
-    search = {**vars(answerer.lengths), "max_answer_length": answerer.max_answer_length}
-    search["null_score_diff_threshold"] = answerer.null_score_diff_threshold
-    return result, lines, {"split": split, "task": task, **request.engine_options, **search}
+    record = {"split": split, "task": QUESTION_ANSWERING, **request.engine_options}
+    return result, lines, {**record, **answerer.options}
+
+
+def load_question_rows(request: EvaluationRequest) -> tuple[str, "Dataset"]:
+    """Return the name of the split and its rows with questions, read as in the training of the model."""
+    from vaswani.data.questions.question_rows import QuestionSpec, load_questions
+
+    trained = request.training_settings(QUESTION_ANSWERING)
+    return request.load_rows(load_questions, QuestionSpec, trained)
+
+
+def load_answerer(request: EvaluationRequest) -> Any:
+    """Load the `QuestionAnswerer`."""
+    from vaswani.inference.answer.answering import QuestionAnswerer
+
+    given = {name: request.options[name] for name in ANSWER_OPTIONS}
+    return request.load_model(QuestionAnswerer, max_length=request.max_length, **given)
 
 
 EVALUATIONS: dict[str, Callable[[EvaluationRequest], EvaluationOutcome]] = {
@@ -336,8 +366,18 @@ def _evaluate_texts(request: EvaluationRequest) -> dict[str, Any]:
     from vaswani.hub.checkpoint import local_folder
     from vaswani.training.runs.evaluation import evaluate_completions, evaluate_language_model
 
+    folder = local_folder(request.models[0], request.options["revision"])
+    split, more = how_to_evaluate_texts(request)
+    with naming_max_length():
+        if request.kind == "completions":
+            return evaluate_completions(folder, split, **more)
+        objective = read_settings(folder)["objective"] if request.kind == "denoising" else request.kind
+        return evaluate_language_model(folder, objective, split, stride=request.options["stride"], **more)
+
+
+def how_to_evaluate_texts(request: EvaluationRequest) -> tuple[str, dict[str, Any]]:
+    """Return the split, and the arguments that all evaluations of language models take."""
     options, files = request.options, request.files
-    folder = local_folder(request.models[0], options["revision"])
     if len(files) == 2 and request.kind != "completions":
         raise UserError(f"a language model is evaluated on one file of texts, got {files[0]} and {files[1]}")
     split, place = located(files, request.split)
@@ -353,12 +393,14 @@ def _evaluate_texts(request: EvaluationRequest) -> dict[str, Any]:
         raise UserError(
             f"device {options['device']!r} cannot be used for a language model; expected 'cpu' or 'cuda'"
         )
-    more = {"max_rows": options["max_rows"], "settings": settings, "report": warn}
+    return split, {"max_rows": options["max_rows"], "settings": settings, "report": warn}
+
+
+@contextmanager
+def naming_max_length() -> Iterator[None]:
+    """Add the name of the option to an error about `max_length`, which the command line calls differently."""
     try:
-        if request.kind == "completions":
-            return evaluate_completions(folder, split, **more)
-        objective = read_settings(folder)["objective"] if request.kind == "denoising" else request.kind
-        return evaluate_language_model(folder, objective, split, stride=options["stride"], **more)
+        yield
     except UserError as error:
         if "max_length" not in str(error):
             raise

@@ -1,4 +1,4 @@
-"""The options of `vaswani evaluate`: what they say about the rows, and which models take which of them."""
+"""The options of `vaswani evaluate` and `compare`: about the rows, and which models take which of them."""
 
 from itertools import chain
 from pathlib import Path
@@ -72,7 +72,7 @@ ACCEPTED_BY = {
 FLAGS = {"output_name": "output", "banned_phrases": "ban", "required_phrases": "require"}
 
 
-def declare(
+def declare_rows(
     dataset_config: DatasetConfig = None,
     source_field: Annotated[
         str | None,
@@ -151,6 +151,11 @@ def declare(
         int | None,
         number("--max_rows", help="Number of rows to evaluate on, evenly spread. Default: all.", at_least=1),
     ] = None,
+) -> None:
+    """Declare the options about the rows and what is scored of them, for models of all kinds."""
+
+
+def declare(
     max_length: Annotated[
         int | None,
         number(
@@ -182,7 +187,7 @@ def declare(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Declare the options of `vaswani evaluate` that are not those of a translator."""
+    """Declare the options of `vaswani evaluate` that are neither about rows nor those of a translator."""
 
 
 def kind_of(folder: Path, options: dict[str, Any]) -> str:
@@ -240,7 +245,7 @@ def _evaluates_denoising(folder: Path, options: dict[str, Any]) -> bool:
 def check_options(kind: str, given: dict[str, Any]) -> None:
     """Raise `UserError` for an option that has no effect on a model of this kind."""
     for name, kinds in ACCEPTED_BY.items():
-        if kind not in kinds and given[name] not in (None, TRANSLATOR_DEFAULTS.get(name)):
+        if kind not in kinds and given.get(name) not in (None, TRANSLATOR_DEFAULTS.get(name)):
             flag = FLAGS.get(name, name)
             of = " or ".join(NAMES[one] for one in kinds)
             raise UserError(f"--{flag} is for {of}, and the model is {NAMES[kind]}; leave it out")

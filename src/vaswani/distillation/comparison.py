@@ -74,7 +74,7 @@ class Comparison(BaseComparison):
 
 
 def load_candidates(names: Sequence[str], **options: Any) -> list[Candidate]:
-    """Load models and name them after their folders, or by the given names if two folders are named alike.
+    """Load models and name them (see `names_in_report`).
 
     Args:
         names: folders, or names on the Hub.
@@ -84,21 +84,30 @@ def load_candidates(names: Sequence[str], **options: Any) -> list[Candidate]:
     Raises:
         UserError: a folder is given twice, or cannot be loaded.
     """
-    folders = [Path(os.path.realpath(name)) for name in names]
-    for number, folder in enumerate(folders):
-        if folder in folders[:number]:
-            raise UserError(f"{names[number]} is given twice; give each model once")
-    differ = len({folder.name for folder in folders}) == len(folders)
     candidates = []
-    for name, folder in zip(names, folders, strict=True):
+    for name, shown in zip(names, names_in_report(names), strict=True):
         translator = Translator.from_pretrained(name, **options)
         loaded_from = Path(translator.model.name_or_path)  # for a Hub model, its folder in the cache
-        candidates.append(Candidate(folder.name if differ else name, translator, loaded_from))
+        candidates.append(Candidate(shown, translator, loaded_from))
     if options.get("max_source_length", "auto") == "auto":
         limits = [each.translator.max_source_length for each in candidates]
         for each in candidates:
             each.translator.sides.max_source_length = min(filter(None, limits), default=None)
     return candidates
+
+
+def names_in_report(names: Sequence[str]) -> list[str]:
+    """Return the names of models' folders, or the names as given if two folders are named alike.
+
+    Raises:
+        UserError: a folder is given twice.
+    """
+    folders = [Path(os.path.realpath(name)) for name in names]
+    for number, folder in enumerate(folders):
+        if folder in folders[:number]:
+            raise UserError(f"{names[number]} is given twice; give each model once")
+    shown = [folder.name for folder in folders]
+    return shown if len(set(shown)) == len(shown) else list(names)
 
 
 def compare(
@@ -132,8 +141,7 @@ def compare(
         UserError: no student, no rows, an unknown metric, or models with different search options.
     """
     candidates = [teacher, *students, *([baseline] if baseline else [])]
-    first, other = ("teacher", "student") if is_distillation else (FIRST, OTHER)
-    roles = [first, *[other] * len(students), *["baseline"] * (baseline is not None)]
+    roles = roles_of(len(students), baseline is not None, is_distillation)
     translators = [candidate.translator for candidate in candidates]
     _check(students, translators, metric)
     rows, task = list(rows), task_of_metric(metric)
@@ -174,9 +182,15 @@ def compare(
     )
 
 
-def were_distilled(candidates: Sequence[Candidate]) -> bool:
+def roles_of(others: int, has_baseline: bool, is_distillation: bool) -> list[str]:
+    """Return the roles of the first model, the others and, if there is one, the baseline."""
+    first, other = ("teacher", "student") if is_distillation else (FIRST, OTHER)
+    return [first, *[other] * others, *["baseline"] * has_baseline]
+
+
+def were_distilled(folders: Iterable[Path]) -> bool:
     """Return whether the training of every model had a teacher, as the settings in its folder say."""
-    return all(each.folder is not None and read_settings(each.folder).get("teacher") for each in candidates)
+    return all(read_settings(folder).get("teacher") for folder in folders)
 
 
 def sentences_to_decode(models: int, rows: int) -> int:

@@ -1,4 +1,4 @@
-"""Compare a student of one stack with its teachers and report the size, scores, retention and speed."""
+"""Compare models that are no translators, such as a student of one stack with its teachers; report it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from accelerate import PartialState
 from datasets import Dataset
@@ -25,18 +26,18 @@ from vaswani.distillation.measuring import (
 from vaswani.distillation.report import cells, intervals_lines, section, speed_line
 from vaswani.evaluation.estimates import RESAMPLES
 
-Evaluate = Callable[[PreTrainedModel, Dataset], dict[str, Score]]
-Predict = Callable[[PreTrainedModel, Dataset], object]
-
 
 @dataclass(frozen=True)
 class StackCandidate:
     """A model to measure."""
 
     name: str  # name in the report
-    role: str  # "teacher", "student" or "baseline"
+    role: str  # "teacher", "student", "baseline", `FIRST` or `OTHER`
     model: PreTrainedModel
+    scores: dict[str, Score]
+    predict: Callable[[Dataset], object]  # runs the model on rows; this is timed, without the scores
     folder: Path | None = None  # folder of the weight files, to report their size
+    cut_off_rows: int = 0  # rows that were truncated
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class StackResult(Measured):
     """The measurements of one model; gains are in the unit of the metric."""
 
     rows_per_second: float  # from the median of `seconds`
+    cut_off_rows: int  # rows that were truncated
 
 
 @dataclass(frozen=True)
@@ -52,46 +54,55 @@ class StackComparison(BaseComparison):
 
     models: list[StackResult]
     names: dict[str, str]  # display names of the scores
+    options: dict[str, Any]  # options of all models that the scores depend on
+    left_out_rows: int  # rows that not all models can score
 
 
 def compare_stacks(
     candidates: Sequence[StackCandidate],
-    evaluate: Evaluate,
-    predict: Predict,
     rows: Dataset,
     *,
     metric: str,
     names: Mapping[str, str],
     data: str,
+    options: Mapping[str, Any] | None = None,
+    left_out_rows: int = 0,
 ) -> StackComparison:
-    """Score all models on the same rows and the same resamples, and time them in turns.
+    """Time models in turns, and compare their scores on the same rows and the same resamples.
 
     With several processes, all must call this; they share the rows, and the speeds are those of all together.
 
     Args:
-        candidates: teachers, the student and, if there is one, the baseline.
-        evaluate: returns the scores of a model on rows.
-        predict: runs a model on rows; this is timed, without the scores and their resamples.
-        rows: tokenized rows.
+        candidates: teachers, the student and, if there is one, the baseline; or models of other origins.
+        rows: the rows that were scored, as `predict` takes them.
         metric: the metric of retention and gains.
         names: display names of the scores.
         data: the name of the data, for the report.
+        options: options of all models that the scores depend on, for the report.
+        left_out_rows: number of rows that are not in `rows`, because not all models can score them.
     """
-    scores = [evaluate(one.model, rows) for one in candidates]
     timed = rows.select(evenly_spread(len(rows), SPEED_ROWS))
-    seconds = seconds_in_turns([partial(predict, one.model, timed) for one in candidates], ROUNDS)
+    seconds = seconds_in_turns([partial(one.predict, timed) for one in candidates], ROUNDS)
     trials = [
-        Trial(one.name, one.role, one.model, one.folder, of_model, times)
-        for one, of_model, times in zip(candidates, scores, seconds, strict=True)
+        Trial(one.name, one.role, one.model, one.folder, one.scores, times)
+        for one, times in zip(candidates, seconds, strict=True)
     ]
     return StackComparison(
         metric=metric,
-        names={name: names[name] for name in scores[0]},
+        names={name: names[name] for name in candidates[0].scores},
+        options=dict(options or {}),
+        left_out_rows=left_out_rows,
         data=data,
         rows=len(rows),
         models=[
-            StackResult.from_trial(one, trials, metric, rows_per_second=len(timed) / one.median_seconds)
-            for one in trials
+            StackResult.from_trial(
+                trial,
+                trials,
+                metric,
+                rows_per_second=len(timed) / trial.median_seconds,
+                cut_off_rows=one.cut_off_rows,
+            )
+            for trial, one in zip(trials, candidates, strict=True)
         ],
         speed={"rows": len(timed), "rounds": ROUNDS},
         machine=machine_of(candidates[0].model.device) | {"processes": PartialState().num_processes},
@@ -110,6 +121,13 @@ def stack_markdown(comparison: StackComparison) -> str:
 
 def _conditions(comparison: StackComparison) -> Iterator[str]:
     yield f"- Data: {comparison.data}, {comparison.rows:,} rows."
+    if comparison.left_out_rows:
+        yield f"- Left out, because not all models can score them: {comparison.left_out_rows:,} rows."
+    for model in comparison.models:
+        if model.cut_off_rows:
+            yield f"- Cut off for `{model.name}`: {model.cut_off_rows:,} rows."
     yield from intervals_lines(RESAMPLES, seed=0)
+    if comparison.options:
+        yield f"- Options: {', '.join(f'{name} {value}' for name, value in comparison.options.items())}."
     processes = comparison.machine["processes"]
     yield speed_line(comparison, *([f"{processes} processes"] if processes > 1 else []))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -195,14 +195,12 @@ class StackDistillation(BaseRun):
         if rows is None:
             return
         folder = self.config.output_dir
-        models = [StackCandidate(name, "teacher", model) for name, model in self._named_teachers()]
-        models.append(StackCandidate("student", "student", self._whole_student(), folder))
+        models = [self._candidate(name, "teacher", model, rows) for name, model in self._named_teachers()]
+        models.append(self._candidate("student", "student", self._whole_student(), rows, folder))
         if baseline is not None:
-            models.append(StackCandidate(BASELINE, "baseline", baseline, folder / BASELINE))
+            models.append(self._candidate(BASELINE, "baseline", baseline, rows, folder / BASELINE))
         comparison = compare_stacks(
             models,
-            lambda model, rows: self.scores_of(self._predict(model, rows)),
-            self._predict,
             rows,
             metric=self.metric_of_report,
             names=self.metric_names,
@@ -226,6 +224,13 @@ class StackDistillation(BaseRun):
             (f"teacher {number}" if several else "teacher", model)
             for number, model in enumerate(self.teachers, 1)
         ]
+
+    def _candidate(
+        self, name: str, role: str, model: PreTrainedModel, rows: Dataset, folder: Path | None = None
+    ) -> StackCandidate:
+        """A model of the report, with its scores on the rows."""
+        scores = self.scores_of(self._predict(model, rows))
+        return StackCandidate(name, role, model, scores, partial(self._predict, model), folder)
 
     def _predict(self, model: PreTrainedModel, rows: Dataset) -> Any:
         """Run a model on tokenized rows; return the trainer that ran it."""

@@ -77,10 +77,17 @@ class LabelMetric(evaluate.Metric):
 
     def estimates(self, predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, Estimate]:
         """Return each score with its 95 % confidence interval, from bootstrap resamples of the rows."""
+        scores = self.scores_with_resamples(predictions, references)
+        return {name: Estimate.from_resamples(*score) for name, score in scores.items()}
+
+    def scores_with_resamples(
+        self, predictions: Sequence[Any], references: Sequence[Any]
+    ) -> dict[str, tuple[float, Floats]]:
+        """Return each score with its values on bootstrap resamples of the rows, float64 [R]."""
         table = self.table(predictions, references)
         resampled = self.resampled_scores(table)
         scores = self.scores(table, np.ones(len(table)))
-        return {name: Estimate.from_resamples(score, resampled[name]) for name, score in scores.items()}
+        return {name: (score, resampled[name]) for name, score in scores.items()}
 
     def resampled_scores(self, table: Floats, seed: int = 0) -> dict[str, Floats]:
         """Return scores of bootstrap resamples, float64 [R]; a seed draws the same rows for all metrics."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from datasets import Dataset
 
 from vaswani.errors import UserError
 from vaswani.evaluation.estimates import Estimate
 from vaswani.evaluation.final import metric_entries
 from vaswani.evaluation.label_metrics import METRICS_OF_TASK
 from vaswani.evaluation.summary import label_lines, score_fields, score_lines, speed_line
-from vaswani.inference.classify.classification import Classifier, Prediction
+from vaswani.inference.classify.classification import Classifier, Prediction, Text
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class LabelEvaluation:
 
 def evaluate_labels(
     classifier: Classifier,
-    rows: Iterable[Mapping[str, Any]],
+    rows: Dataset | Sequence[Mapping[str, Any]],
     progress: Callable[[int], object] | None = None,
 ) -> LabelEvaluation:
     """Predict the labels of rows and score them.
@@ -79,21 +81,11 @@ def evaluate_labels(
     Raises:
         UserError: no row can be scored.
     """
-    texts, labels = [], []
-    for row in rows:
-        texts.append((row["text"], row["text_pair"]) if "text_pair" in row else row["text"])
-        labels.append(row["label"])
+    texts, labels = texts_of(rows), [row["label"] for row in rows]
     start = time.perf_counter()
     predictions = list(classifier.stream(texts, progress=progress))
     seconds = time.perf_counter() - start
-    # A tagger is scored on every word, so truncated rows cannot be scored.
-    scored = [
-        number
-        for number, prediction in enumerate(predictions)
-        if prediction.label is not None and not (prediction.cut_off and classifier.task == "tagging")
-    ]
-    if not scored:
-        raise UserError("no row can be scored: all are empty or too long; check the data and their split")
+    scored = rows_to_score(predictions, task=classifier.task)
     found = [predictions[number].label for number in scored]
     references = [labels[number] for number in scored]
     metric = METRICS_OF_TASK[classifier.task](keep_in_memory=True)
@@ -107,3 +99,25 @@ def evaluate_labels(
         cut_off=sum(predictions[number].cut_off for number in scored),
         seconds=seconds,
     )
+
+
+def texts_of(rows: Dataset | Sequence[Mapping[str, Any]]) -> list[Text]:
+    """Return the text of each row, or its pair of texts."""
+    return [(row["text"], row["text_pair"]) if "text_pair" in row else row["text"] for row in rows]
+
+
+def rows_to_score(*predictions: Sequence[Prediction], task: str) -> list[int]:
+    """Return the numbers of the rows that can be scored, for several models those of all of them.
+
+    Raises:
+        UserError: no row can be scored.
+    """
+    # A tagger is scored on every word, so truncated rows cannot be scored.
+    scored = [
+        number
+        for number, of_row in enumerate(zip(*predictions, strict=True))
+        if all(one.label is not None and not (one.cut_off and task == "tagging") for one in of_row)
+    ]
+    if not scored:
+        raise UserError("no row can be scored: all are empty or too long; check the data and their split")
+    return scored

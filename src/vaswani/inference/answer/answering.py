@@ -104,6 +104,15 @@ class QuestionAnswerer(FromPretrained):
         pad = self.tokenizer.pad_token_id
         self._collate = WindowCollator(0 if pad is None else int(pad), with_places=True)
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that the answers depend on, by name."""
+        return {
+            **vars(self.lengths),
+            "max_answer_length": self.max_answer_length,
+            "null_score_diff_threshold": self.null_score_diff_threshold,
+        }
+
     def answer(
         self,
         pairs: Iterable[tuple[str, str]],

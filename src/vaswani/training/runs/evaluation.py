@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -113,7 +114,8 @@ def evaluate_language_model(
     """
     with tempfile.TemporaryDirectory() as output:
         run = _run(folder, objective, {"output_dir": output, **settings}, stride)
-        trainer, rows = _evaluated(run, split, max_rows, report)
+        trainer, rows = _prepared(run, split, max_rows, report)
+        trainer.evaluate(rows, metric_key_prefix=split)
         found = report_scores(trainer, split, rows)
         return found if stride is None else {**found, "stride": stride}
 
@@ -135,20 +137,83 @@ def evaluate_completions(
         and `examples` of what the model writes.
     """
     with tempfile.TemporaryDirectory() as output:
-        values = _settings(folder, "task", "completion", SETTINGS_OF_COMPLETIONS, settings)
-        values["output_dir"] = output
-        if "max_length" not in values:
-            longest = open_pretrained(str(folder), AutoModelForCausalLM, prepare_for_completion).longest
-            values["max_length"] = min(longest or USUAL_LENGTH, USUAL_LENGTH)
-        run = CompletionRun(_config(values, CompletionConfig))
-        trainer, rows = _evaluated(run, split, max_rows, report)
+        run = _completion_run(folder, {"output_dir": output, **settings})
+        trainer, rows = _prepared(run, split, max_rows, report)
+        trainer.evaluate(rows, metric_key_prefix=split)
         return run.show_scores(trainer, split, rows)
 
 
-def _evaluated(
+@contextmanager
+def prepared_alike(
+    folders: Sequence[Path],
+    trained: Path,
+    kind: str,
+    split: str,
+    *,
+    max_rows: int | None = None,
+    stride: int | None = None,
+    settings: Mapping[str, Any],
+    report: Callable[[str], object] = lambda message: None,
+) -> Iterator[tuple[list[tuple[Any, Dataset]], dict[str, Any]]]:
+    """Prepare the evaluation of several language models on the same sequences or completions.
+
+    Settings that are not given are those of one training. Without one, sequences are as long as the positions
+    of all models allow.
+
+    Args:
+        folders: folders of the models.
+        trained: folder with the settings of the training.
+        kind: objective of a pre-training, one of `SETTINGS_OF_OBJECTIVE`, or "completions".
+        split, max_rows, stride, settings, report: as in `evaluate_language_model`.
+
+    Yields:
+        For each model a trainer, which predicts as long as the context lasts, and the tokenized rows; and the
+        options of all models that the scores depend on.
+
+    Raises:
+        UserError: as in `evaluate_language_model`, or the models make different tokens of the texts.
+    """
+    with tempfile.TemporaryDirectory() as output:
+        given = {"output_dir": output, **settings}
+        runs: list[BaseRun] = [
+            _completion_run(folder, given, trained)
+            if kind == "completions"
+            else _run(folder, kind, given, stride, trained)
+            for folder in folders
+        ]
+        longest = min(run.config.data.max_length for run in runs)
+        packs = kind == "causal" and all(run.config.task.pack for run in runs)
+        found: list[tuple[Any, Dataset]] = []
+        for run, folder in zip(runs, folders, strict=True):
+            run.config.data = replace(run.config.data, max_length=longest)
+            if kind == "causal":
+                run.config.task = replace(run.config.task, pack=packs)
+            trainer, rows = _prepared(run, split, max_rows, lambda line: None if found else report(line))
+            if found and rows["input_ids"][:] != found[0][1]["input_ids"][:]:
+                raise UserError(
+                    f"the tokenizers of {folders[0]} and {folder} make different tokens of the texts, so "
+                    "their scores cannot be compared; give models with the same tokenizer"
+                )
+            found.append((trainer, rows))
+        config, settings_of_kind = runs[0].config, SETTINGS_OF_OBJECTIVE.get(kind, ())
+        options = {"max_length": longest} | {name: getattr(config.task, name) for name in settings_of_kind}
+        if kind not in ("causal", "completions"):  # the others choose what is predicted at random
+            options["seed"] = config.training.seed
+        yield found, options if stride is None else {**options, "stride": stride}
+
+
+def _completion_run(folder: Path, given: Mapping[str, Any], trained: Path | None = None) -> CompletionRun:
+    values = _settings(folder, trained, "task", "completion", SETTINGS_OF_COMPLETIONS, given)
+    if "max_length" not in values:
+        longest = open_pretrained(str(folder), AutoModelForCausalLM, prepare_for_completion).longest
+        values["max_length"] = min(longest or USUAL_LENGTH, USUAL_LENGTH)
+    return CompletionRun(_config(values, CompletionConfig))
+
+
+def _prepared(
     run: BaseRun, split: str, max_rows: int | None, report: Callable[[str], object]
 ) -> tuple[Any, Dataset]:
-    """Evaluate the model of a run on a split; return the trainer and the tokenized rows."""
+    """Load the model of a run and the rows of a split; return the trainer and the tokenized rows."""
     corpus = run.read([split])
     corpus.split(split)  # raises if it is missing
     data = run.config.data
@@ -161,24 +226,33 @@ def _evaluated(
     report(f"{split} of {data.dataset or ' and '.join(data.test_file)}: {used}")
     trainer: Any = run.build_trainer({"train": rows}, tokenizers, model)
     trainer.remove_callback(PrinterCallback)
-    trainer.evaluate(rows, metric_key_prefix=split)
     return trainer, rows
 
 
 def _settings(
-    folder: Path, field: str, expected: str, names: Sequence[str], given: Mapping[str, Any]
+    folder: Path,
+    trained: Path | None,
+    field: str,
+    expected: str,
+    names: Sequence[str],
+    given: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the given settings and, if the recorded training has the expected `field`, its settings."""
-    recorded = read_settings(folder)
+    """Return the given settings and, if the recorded training has the expected `field`, its settings.
+
+    The training is the one recorded in `trained`, or in the model's folder.
+    """
+    recorded = read_settings(trained or folder)
     kept = recorded if recorded.get(field, "masked") == expected else {}
     values = {name: kept[name] for name in names if kept.get(name) is not None}
     values |= {name: value for name, value in given.items() if value is not None}
     return values | {"model": folder, field: expected, "eval_strategy": "no", "disable_tqdm": True}
 
 
-def _run(folder: Path, objective: str, given: dict[str, Any], stride: int | None) -> PretrainingRun:
+def _run(
+    folder: Path, objective: str, given: dict[str, Any], stride: int | None, trained: Path | None = None
+) -> PretrainingRun:
     names = (*SETTINGS_OF_TRAINING, *SETTINGS_OF_OBJECTIVE[objective])
-    values = _settings(folder, "objective", objective, names, given)
+    values = _settings(folder, trained, "objective", objective, names, given)
     run_class = _CausalEvaluation if objective == "causal" else RUNS[objective]
     run = run_class(_config(values, PretrainingConfig))
     config, pretrained = run.config, run.pretrained
