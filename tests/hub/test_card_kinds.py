@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from vaswani import VaswaniDecoderConfig, VaswaniEncoderConfig
+from vaswani import VaswaniConfig, VaswaniDecoderConfig, VaswaniEncoderConfig
 from vaswani.hub.card import model_card
 from vaswani.hub.run_metadata import RunMetadata
 
@@ -19,7 +19,7 @@ KINDS: list[tuple[str, dict[str, Any], dict[str, Any], list[str]]] = [
     (
         "VaswaniForCausalLM",
         {"objective": "causal"},
-        {"metrics": {"perplexity": {"name": "Perplexity", **SCORE}}},
+        {"metrics": {"perplexity": {"name": "Perplexity", **SCORE}}, "unit": "sequences"},
         ["pipeline_tag: text-generation", "trained on reviews to continue texts", "A Transformer decoder ("],
     ),
     (
@@ -71,10 +71,27 @@ KINDS: list[tuple[str, dict[str, Any], dict[str, Any], list[str]]] = [
         },
         [
             "pipeline_tag: token-classification",
-            "trained from new weights on reviews to predict the `label` of a text",
+            "trained from new weights on reviews to predict the `label` of each word of a text",
             "| in Rome | O B | O O |",
             'tokenizer(["in Rome"]',
         ],
+    ),
+    (
+        "VaswaniForSequenceClassification",
+        {"task": "multi_label", "label_field": "moods", "teacher": ["/home/ada/large", "/home/ada/wide"]},
+        {"metrics": {"micro_f1": {"name": "micro F1", **SCORE}}},
+        [
+            "It was distilled on reviews to predict any number of labels (`moods`) of a text",
+            "| `teacher` | large, wide |",
+            "metrics:\n- f1\n",
+            "    - type: f1\n      value: 61.25\n      name: micro F1\n",
+        ],
+    ),
+    (
+        "VaswaniForMaskedLM",
+        {"objective": "masked", "teacher": ["/home/ada/large"], "student": "mlm"},
+        {"metrics": {"accuracy": {"name": "Accuracy (%)", **SCORE}}},
+        ["It was distilled on reviews to fill in masked words"],
     ),
 ]
 
@@ -100,7 +117,22 @@ def test_the_card_describes_each_kind_of_model(
         },
     )
     card = str(model_card(facts, "ada/toy"))
-    for text in [*said, "On the 200 rows of the test split of reviews:", "| 61.25 | 55.00 to 67.50 |"]:
+    scored = f"On the 200 {evaluation.get('unit', 'rows')} of the test split of reviews:"
+    for text in [*said, scored, "| 61.25 | 55.00 to 67.50 |"]:
         assert text in card, text
     assert "translat" not in card.lower()
     assert "/home" not in card
+    assert ("| Output projection |" in card) == architecture.endswith("LM")  # others do not predict tokens
+
+
+def test_a_pretrained_encoder_decoder_without_scores_has_its_task_and_removed_text_to_fill_in() -> None:
+    facts = RunMetadata(
+        config=VaswaniConfig(vocab_size=300, architectures=["VaswaniForConditionalGeneration"]),
+        num_parameters=1_234,
+        settings={"objective": "span_denoising", "train_file": ["/home/ada/texts.txt"]},
+        corpus={"rows": {"train": 10}},
+    )
+    card = str(model_card(facts, "ada/toy"))
+    assert "pipeline_tag: text-generation" in card
+    assert 'tokenizer(["The weather <extra_id_0> today."], return_tensors="pt")' in card
+    assert "pipeline_tag" not in str(model_card(RunMetadata(facts.config, 1_234), "ada/toy"))  # nothing known

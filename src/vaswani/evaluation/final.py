@@ -62,9 +62,9 @@ def record(
 
     Args:
         split: the name of the split.
-        num_rows: number of rows scored.
+        num_rows: number of rows, or of other units, scored.
         metrics: see `metric_entries`.
-        unit: the unit that is resampled for the intervals, such as "rows".
+        unit: the unit that is scored, and resampled for the intervals, such as "rows" or "sequences".
         extra_package: another package whose version is recorded, because it computed scores.
         more: other entries, such as examples.
     """
@@ -72,6 +72,7 @@ def record(
     return {
         "split": split,
         "rows": num_rows,
+        "unit": unit,
         "metrics": metrics,
         "intervals": f"from {RESAMPLES:,} bootstrap resamples of the {unit} (Koehn, 2004), seed 0",
         **more,

@@ -13,6 +13,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from vaswani.data.sources.reading import table_format
+from vaswani.data.text.span_denoising import sentinel_names
 from vaswani.errors import UserError, names_of_files, one_line
 from vaswani.files.atomic_files import write_whole
 from vaswani.files.run_files import HISTORY, REPORT_PLOT
@@ -60,6 +61,10 @@ REMOVED = {"span_denoising": "spans of tokens", "gap_sentences": "sentences"}
 
 _HUB_METRICS = {
     "bleu_lowercased": "bleu",
+    **dict.fromkeys(("micro_f1", "macro_f1"), "f1"),
+    **dict.fromkeys(("subset_accuracy", "token_accuracy", "next_sentence_accuracy"), "accuracy"),
+    "pearson": "pearsonr",
+    "spearman": "spearmanr",
     "has_answer_exact_match": "exact_match",
     "has_answer_f1": "f1",
     "no_answer_accuracy": "accuracy",
@@ -166,7 +171,7 @@ def _metadata(run: RunMetadata, name: str) -> ModelCardData:
         license=run.settings.get("license"),
         library_name="peft" if run.adapter else "transformers",
         base_model=run.corpus.get("base_model"),
-        pipeline_tag=_pipeline(run) if run.evaluation else None,
+        pipeline_tag=_pipeline(run) if run.evaluation or run.settings else None,
         tags=[*model_tags(run.config), *["knowledge-distillation"] * _is_distilled(run)],
         datasets=[hub_dataset] if hub_dataset else None,
         metrics=list(dict.fromkeys(map(_hub_metric, run.evaluation.get("metrics", {})))) or None,
@@ -251,7 +256,8 @@ def _summary(run: RunMetadata) -> str:
 
 def _training_task(run: RunMetadata) -> str:
     settings, pipeline, data = run.settings, _pipeline(run), name_of_data(run)
-    trained = _starting_point(settings) or "trained"
+    distilled = "distilled" if settings.get("teacher") else None
+    trained = distilled or _starting_point(settings) or "trained"
     if pipeline == "fill-mask":
         has_pairs = _class_name(run).endswith("ForPreTraining")
         pairs = ", and to predict whether one text follows another" * has_pairs
@@ -263,21 +269,23 @@ def _training_task(run: RunMetadata) -> str:
     if pipeline == "text-generation":
         return f"{trained} on {data} to continue texts"
     if _is_trained_on_pairs(run):
-        how = "distilled" if settings.get("teacher") else trained
         files = [Path(file) for file in settings.get("train_file") or []]
         if len(files) == 2 and not any(map(table_format, files)):  # lines, without fields
-            return f"{how} on {data} to predict a line of `{files[1].name}` from that of `{files[0].name}`"
+            return (
+                f"{trained} on {data} to predict a line of `{files[1].name}` from that of `{files[0].name}`"
+            )
         source, target = (settings.get(f"{side}_field", side) for side in ("source", "target"))
-        return f"{how} on {data} to predict the `{target}` of a row from its `{source}`"
-    how = (
-        "trained from new weights"
-        if settings.get("from_scratch")
-        else _starting_point(settings) or "fine-tuned"
-    )
+        return f"{trained} on {data} to predict the `{target}` of a row from its `{source}`"
+    scratch = "trained from new weights" if settings.get("from_scratch") else None
+    how = distilled or scratch or _starting_point(settings) or "fine-tuned"
     if pipeline == "question-answering":
         return f"{how} on {data} to answer questions by parts of a text"
     of = "a text" if settings.get("text_pair_field") is None else "a pair of texts"
-    return f"{how} on {data} to predict the `{settings.get('label_field', 'label')}` of {of}"
+    label = f"`{settings.get('label_field', 'label')}`"
+    if settings.get("task") == "multi_label":
+        return f"{how} on {data} to predict any number of labels ({label}) of {of}"
+    where = f"each word of {of}" if pipeline == "token-classification" else of
+    return f"{how} on {data} to predict the {label} of {where}"
 
 
 def _completions(settings: dict[str, Any]) -> str:
@@ -293,7 +301,9 @@ def _starting_point(settings: dict[str, Any]) -> str | None:
 
 def _usage(run: RunMetadata, repo_id: str) -> str:
     example: dict[str, Any] = next(iter(run.evaluation.get("examples", ())), {})
-    text = next((example[name] for name in ("source", "text", "prompt") if name in example), "Guten Tag!")
+    is_filled = run.settings.get("objective") == "span_denoising"
+    usual = f"The weather {sentinel_names(1)[0]} today." if is_filled else "Guten Tag!"
+    text = next((example[name] for name in ("source", "text", "prompt") if name in example), usual)
     text = " ".join(text) if isinstance(text, list) else text  # words that were tagged
     prefix = run.settings.get("source_prefix") or ""
     text = _shortened(text if text.startswith(prefix) else prefix + text)
@@ -322,8 +332,9 @@ def _results(run: RunMetadata, repo_id: str) -> str:
         return "No scores are known: the run had no evaluation data, or is not finished."
     search = ", ".join(f"{name} {value}" for name, value in evaluation.get("search", {}).items())
     rows = map(_score_cells, evaluation["metrics"].values())
+    scored = f"{evaluation['rows']:,} {evaluation.get('unit', 'rows')}"
     parts = [
-        f"On the {evaluation['rows']:,} rows of the {evaluation['split']} split of "
+        f"On the {scored} of the {evaluation['split']} split of "
         + _evaluated_data(run)
         + (f", decoded with {search}:" if search else ":"),
         markdown_table(["Metric", "Score", "95 % interval", "Signature"], rows, numbers=["Score"]),

@@ -148,10 +148,10 @@ def architecture_table(config: VaswaniFamilyConfig, num_parameters: int) -> str:
         ],
         "Positions": positions[config.position_embedding],
         **{f"{stack.title()} self-attention": _attention(config, stack) for stack in config.stacks},
-        "Output projection": f"the {'target ' * config.is_encoder_decoder}embedding"
-        if config.tie_word_embeddings
-        else "weights of its own",
     }
+    if auto_class_of(config).__name__ in _WITH_VOCABULARY_HEAD:
+        tied = f"the {'target ' * config.is_encoder_decoder}embedding"
+        rows["Output projection"] = tied if config.tie_word_embeddings else "weights of its own"
     return markdown_table(["", ""], rows.items())
 
 
@@ -185,6 +185,10 @@ def _attention(config: VaswaniFamilyConfig, stack: str) -> str:
     )
 
 
+# Classes whose models have a projection onto the vocabulary.
+_WITH_VOCABULARY_HEAD = (
+    *("AutoModelForSeq2SeqLM", "AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForPreTraining"),
+)
 # The last line of a snippet for a model that does not generate.
 _SHOWN = {
     "AutoModel": "print(model(**inputs).last_hidden_state.shape)",
