@@ -31,6 +31,7 @@ from vaswani.distillation.run import distill
 from vaswani.distillation.stack_run import MaskedLMDistillation, TaskRun
 from vaswani.distillation.student import student_from_teacher
 from vaswani.errors import UserError
+from vaswani.files.run_settings import read_settings
 from vaswani.hub.checkpoint import load_checkpoint
 from vaswani.training.config.config_file import load_config
 from vaswani.training.config.finetuning_arguments import FinetuningConfig
@@ -108,6 +109,8 @@ def test_a_language_model_is_distilled(
     assert report["parameter_ratio"] < 1
     scores = [model["scores"]["accuracy"]["value"] for model in report["models"]]
     assert report["difference"] == scores[1] - scores[0]
+    recorded = [bool(read_settings(tmp_path / "run" / of)["teacher"]) for of in (".", "baseline")]
+    assert recorded == [True, False]  # cards and comparisons call a model with a teacher distilled
     assert all(0 < each["p_value"] <= 1 for each in report["models"][1]["differences"].values())
     card = (tmp_path / "run" / "README.md").read_text()
     assert "## Distillation" in card

@@ -256,6 +256,9 @@ class StackDistillation(BaseRun):
         config.training = training_of_baseline(self.config.training)
         run = type(self)(config)
         run.teaches = False
+        # Its options still name the teachers, which give the shape; its record names none.
+        config.distillation = copy.copy(config.distillation)
+        config.distillation.teacher = []
         train_unless_done(run)
         return load_checkpoint(config.output_dir, config.training.device, auto_class=self.auto_class)[0]
 

@@ -119,9 +119,9 @@ def read_config(folder: Path) -> PreTrainedConfig:
     values = read_object(path)
     if "model_type" not in values and (folder / "model.bin").exists():
         raise UserError(
-            f"{folder} holds a model for CTranslate2, which runs with engine=ctranslate2 (vaswani translate, "
-            "summarize, evaluate and demo --engine ctranslate2); elsewhere give the folder it was exported "
-            "from"
+            f"{folder} holds a model for CTranslate2. An encoder-decoder runs in vaswani translate, "
+            "summarize, evaluate and demo with --engine ctranslate2, and in Translator with "
+            "engine='ctranslate2'; elsewhere, give the folder that it was exported from"
         )
     try:
         _check_sizes(values)
