@@ -462,13 +462,9 @@ def test_a_folder_of_another_engine_raises_an_error(exported, tmp_path):
     checkpoint = save_toy_checkpoint(tmp_path / "toy")
     with pytest.raises(UserError, match=r"no model.bin.*vaswani export \S+toy OUT --to ctranslate2"):
         engine_translator(checkpoint)
-    with pytest.raises(
-        UserError, match="holds a model for CTranslate2.*in Translator with engine='ctranslate2'"
-    ):
+    with pytest.raises(UserError, match=r"for CTranslate2\..*in Translator with engine='ctranslate2'"):
         Translator.from_pretrained(exported)
-    with pytest.raises(
-        UserError, match="holds a model for CTranslate2.*in Translator with engine='ctranslate2'"
-    ):
+    with pytest.raises(UserError, match=r"for CTranslate2\..*in Translator with engine='ctranslate2'"):
         Translator.from_pretrained(exported, engine="onnx")
     (checkpoint / "decoder_model.onnx").touch()
     with pytest.raises(UserError, match="holds a model in ONNX, which runs with engine=onnx"):
