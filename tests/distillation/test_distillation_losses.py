@@ -202,3 +202,27 @@ def test_without_kept_tokens_losses_are_zero_and_finite():
     loss.backward()
     assert loss == 0
     assert not states.grad.isnan().any()
+
+
+ROWS, TOKENS = torch.randn(4, 7), torch.arange(3).expand(4, 3)
+STATES, KEPT = torch.randn(2, 5, 8), torch.ones(2, 5, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda of: of(ROWS, ROWS[:1]), r"teacher_log_probs has the shape \[1, 7\]; expected \[4, 7\]"),
+        (lambda of: of(ROWS, ROWS[:, :4], TOKENS[:1]), r"teacher_tokens .* \[1, 3\]; expected \[4, 3\]"),
+        (lambda of: of(ROWS, ROWS[:, :3], TOKENS), r"teacher_log_probs .* \[4, 3\]; expected \[4, 4\]"),
+        (lambda _: cosine_loss(STATES, STATES[:1], KEPT, num_tokens=None), "teacher_states has the shape"),
+        (lambda _: cosine_loss(STATES, STATES, KEPT[:1], num_tokens=None), r"kept has .* expected \[2, 5\]"),
+        (lambda _: cosine_loss(STATES, STATES, KEPT.long(), num_tokens=None), "kept has the dtype"),
+    ],
+)
+def test_tensors_that_do_not_belong_together_raise_an_error(loss, message):
+    def of_logits(student, teacher, tokens=None):
+        options = {"temperature": 1.0, "divergence": forward_kl, "num_tokens": None}
+        return soft_target_loss(student, teacher, teacher_tokens=tokens, **options)
+
+    with pytest.raises(ValueError, match=message):
+        loss(of_logits)

@@ -7,7 +7,7 @@ B batch · T tokens · N tokens that count · V vocabulary · C classes: V, or k
 R relation heads
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -58,6 +58,12 @@ def _kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return (p.exp() * (p.clamp(min=lowest) - q.clamp(min=lowest))).sum(-1)
 
 
+def _check_shape(name: str, tensor: torch.Tensor, expected: Sequence[int]) -> None:
+    """Raise `ValueError` for another shape, which could be broadcast to a wrong result."""
+    if tuple(tensor.shape) != tuple(expected):
+        raise ValueError(f"{name} has the shape {list(tensor.shape)}; expected {list(expected)}.")
+
+
 def soft_target_loss(
     student_logits: torch.Tensor,
     teacher_log_probs: torch.Tensor,
@@ -82,7 +88,15 @@ def soft_target_loss(
 
     Returns:
         A float32 scalar.
+
+    Raises:
+        ValueError: the shapes do not belong together.
     """
+    num_rows, classes = student_logits.shape
+    if teacher_tokens is not None:
+        classes = teacher_tokens.shape[-1] + 1
+        _check_shape("teacher_tokens", teacher_tokens, (num_rows, classes - 1))
+    _check_shape("teacher_log_probs", teacher_log_probs, (num_rows, classes))
     if divergence is forward_kl and can_compute(student_logits, teacher_log_probs, teacher_tokens):
         summed = with_known_gradient(
             student_logits,
@@ -114,8 +128,13 @@ def cosine_loss(
     """1 − cos(student, teacher) per token, of hidden states [B, T, D].
 
     As in DistilBERT (arXiv:1910.01108, section 3). `kept` is bool [B, T]. `num_tokens` divides the sum;
-    `None` means the number of kept positions. Returns a float32 scalar.
+    `None` means the number of kept positions. Returns a float32 scalar. Raises `ValueError` for shapes that
+    differ, or another dtype of `kept`.
     """
+    _check_shape("teacher_states", teacher_states, student_states.shape)
+    _check_shape("kept", kept, student_states.shape[:-1])
+    if kept.dtype != torch.bool:
+        raise ValueError(f"kept has the dtype {kept.dtype}; expected torch.bool.")
     similarity = F.cosine_similarity(student_states.float(), teacher_states.float(), dim=-1)
     return per_token((1 - similarity)[kept].sum(), kept.sum(), num_tokens)
 
