@@ -155,6 +155,11 @@ def evaluate(
     check_task(options["task"] or "translation")
     check_standard_output()
     begin_work()
+    if target_file is not None and Path(target_file).is_dir():
+        raise UserError(
+            f"TARGET_FILE {target_file} is a folder, not a text file; if it is a model, give --model "
+            "before it, too"
+        )
     files = [data] if target_file is None else [data, target_file]
     check_not_input(output_name or os.devnull, *files, *files_in(data))
     folder = local_folder(model[0], options["revision"], weights=False)
