@@ -621,7 +621,7 @@ def save_scores(capfd, model: Path, data: Path, output: Path, *arguments: object
     saved = json.loads((folder / "evaluation.json").read_text())
     status, card, _ = outcome(capfd, "card", "--model", folder)
     assert status == 0
-    assert f"On the {saved['rows']:,} rows of the test split of {data.name}" in card
+    assert f"On the {saved['rows']:,} {saved['unit']} of the test split of {data.name}" in card
     for metric in saved["metrics"].values():
         assert f"| {metric['name']} | {metric['value']:.2f} |" in card
     return saved
