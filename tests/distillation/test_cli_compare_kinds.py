@@ -9,11 +9,20 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForPreTraining
 
 from in_process import outcome
 from jsonl import write_jsonl
 from tiny_runs import TINY_MODEL, as_flags
-from toy_labels import save_toy_answerer, save_toy_classifier, save_toy_decoder, save_toy_encoder, toy_rows
+from toy_labels import (
+    save_toy_answerer,
+    save_toy_classifier,
+    save_toy_decoder,
+    save_toy_encoder,
+    toy_config,
+    toy_rows,
+    toy_tokenizer,
+)
 from toy_questions import toy_questions
 from toy_texts import toy_documents
 from toy_translation import save_toy_checkpoint
@@ -244,6 +253,43 @@ def test_language_models_read_the_same_sequences(
     status, _, errors = outcome(capfd, "compare", long, other, "--device", "cpu", "--data", data)
     assert status == 2
     assert f"the tokenizers of {long} and {other} make different tokens of the texts" in errors
+
+
+@pytest.mark.parametrize(
+    ("kind", "other", "setting"),
+    [
+        ("causal", {"max_position_embeddings": 20}, ("max_length", 20)),
+        ("causal", {"decoder_attention": "sparse"}, ("pack", False)),
+        ("completions", {"max_position_embeddings": 36}, ("max_length", 36)),
+        ("masked", {}, ("next_sentence", False)),
+    ],
+)
+def test_a_training_decides_how_texts_are_read_as_far_as_all_models_allow(
+    tmp_path: Path, capfd: pytest.CaptureFixture, kind: str, other: dict[str, Any], setting: tuple[str, Any]
+) -> None:
+    trained, second = tmp_path / "trained", tmp_path / "second"
+    settings = {
+        "max_length": 38,
+        **({"task": "completion"} if kind == "completions" else {"objective": kind}),
+    }
+    if kind == "masked":  # only the first predicts next sentences
+        save_toy_encoder(second)
+        AutoModelForPreTraining.from_config(toy_config()).save_pretrained(trained)
+        toy_tokenizer().save_pretrained(trained)
+        settings |= {"next_sentence": True, "documents": "blank_line"}
+    else:
+        save_toy_decoder(trained)
+        save_toy_decoder(second, **other)
+        settings |= {"pack": True}
+    (trained / SETTINGS_FILE).write_text(json.dumps(settings))
+    rows = [{"prompt": "The", "completion": " cat."}] if kind == "completions" else rows_of(kind)
+    command = ["--data", write_jsonl(tmp_path / "rows.jsonl", rows), *flags_of(kind), "--output", tmp_path]
+    for models in ((trained, second), (second, trained)):
+        status, _, errors = outcome(capfd, "compare", *models, *command)
+        assert status == 0, errors
+        record = json.loads((tmp_path / "report.json").read_text())
+        assert record["options"][setting[0]] == setting[1]
+        assert "next_sentence_accuracy" not in record["names"]  # one head would be untrained
 
 
 def test_students_are_called_so_and_rows_are_read_as_in_the_second_training(

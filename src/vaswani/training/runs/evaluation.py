@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, PrinterCallback
+from transformers import AutoModelForPreTraining, PrinterCallback
 
 from vaswani.data.evenly_spread import limit_rows
-from vaswani.data.given_tokenizers import prepare_for_completion, prepare_for_scoring
+from vaswani.data.given_tokenizers import prepare_for_scoring
 from vaswani.data.text.sequences import SequenceBuilder, SlidingParts
 from vaswani.errors import UserError
 from vaswani.files.run_settings import read_settings
+from vaswani.hub.run_metadata import auto_class_of, read_config
 from vaswani.model.configuration_vaswani import VaswaniDecoderConfig
 from vaswani.training.config.completion_arguments import CompletionConfig
 from vaswani.training.config.config_file import load_config
@@ -37,6 +38,7 @@ SETTINGS_OF_OBJECTIVE: dict[str, tuple[str, ...]] = {
     "span_denoising": ("noise_density", "mean_noise_span_length"),
     "gap_sentences": ("gap_sentence_ratio", "gap_sentence_strategy", "gap_sentence_kept"),
 }
+LIMITED_BY_MODEL = {"causal": ("pack",), "masked": ("next_sentence",)}  # settings that do not suit all models
 SETTINGS_OF_COMPLETIONS = ("prompt_field", "completion_field", "messages_field", "max_length", "seed")
 USUAL_LENGTH = 512  # default tokens of a sequence, if neither a training nor positions decide it
 
@@ -114,6 +116,7 @@ def evaluate_language_model(
     """
     with tempfile.TemporaryDirectory() as output:
         run = _run(folder, objective, {"output_dir": output, **settings}, stride)
+        run.check()
         trainer, rows = _prepared(run, split, max_rows, report)
         trainer.evaluate(rows, metric_key_prefix=split)
         found = report_scores(trainer, split, rows)
@@ -138,6 +141,7 @@ def evaluate_completions(
     """
     with tempfile.TemporaryDirectory() as output:
         run = _completion_run(folder, {"output_dir": output, **settings})
+        run.check()
         trainer, rows = _prepared(run, split, max_rows, report)
         trainer.evaluate(rows, metric_key_prefix=split)
         return run.show_scores(trainer, split, rows)
@@ -157,8 +161,8 @@ def prepared_alike(
 ) -> Iterator[tuple[list[tuple[Any, Dataset]], dict[str, Any]]]:
     """Prepare the evaluation of several language models on the same sequences or completions.
 
-    Settings that are not given are those of one training. Without one, sequences are as long as the positions
-    of all models allow.
+    Settings that are not given are those of one training, as far as all models allow: sequences are no longer
+    than the positions of each, and packed, or pairs of texts, only if that suits each.
 
     Args:
         folders: folders of the models.
@@ -182,12 +186,15 @@ def prepared_alike(
             for folder in folders
         ]
         longest = min(run.config.data.max_length for run in runs)
-        packs = kind == "causal" and all(run.config.task.pack for run in runs)
+        for name in LIMITED_BY_MODEL.get(kind, ()):
+            shared = {name: all(getattr(run.config.task, name) for run in runs)}
+            for run in runs:
+                run.config.task = replace(run.config.task, **shared)
+        for run in runs:
+            run.config.data = replace(run.config.data, max_length=longest)
+            run.check()
         found: list[tuple[Any, Dataset]] = []
         for run, folder in zip(runs, folders, strict=True):
-            run.config.data = replace(run.config.data, max_length=longest)
-            if kind == "causal":
-                run.config.task = replace(run.config.task, pack=packs)
             trainer, rows = _prepared(run, split, max_rows, lambda line: None if found else report(line))
             if found and rows["input_ids"][:] != found[0][1]["input_ids"][:]:
                 raise UserError(
@@ -204,10 +211,11 @@ def prepared_alike(
 
 def _completion_run(folder: Path, given: Mapping[str, Any], trained: Path | None = None) -> CompletionRun:
     values = _settings(folder, trained, "task", "completion", SETTINGS_OF_COMPLETIONS, given)
-    if "max_length" not in values:
-        longest = open_pretrained(str(folder), AutoModelForCausalLM, prepare_for_completion).longest
-        values["max_length"] = min(longest or USUAL_LENGTH, USUAL_LENGTH)
-    return CompletionRun(_config(values, CompletionConfig))
+    run = CompletionRun(_config(values, CompletionConfig))
+    if given.get("max_length") is None:
+        most = values.get("max_length", USUAL_LENGTH)
+        run.config.data = replace(run.config.data, max_length=min(run.pretrained.longest or most, most))
+    return run
 
 
 def _prepared(
@@ -217,7 +225,6 @@ def _prepared(
     corpus = run.read([split])
     corpus.split(split)  # raises if it is missing
     data = run.config.data
-    run.check()
     tokenizers = run.build_tokenizers(corpus)
     model = run.build_model(tokenizers)
     rows = limit_rows(run.tokenize(corpus, tokenizers)[split], max_rows)
@@ -253,19 +260,23 @@ def _run(
 ) -> PretrainingRun:
     names = (*SETTINGS_OF_TRAINING, *SETTINGS_OF_OBJECTIVE[objective])
     values = _settings(folder, trained, "objective", objective, names, given)
+    shape = read_config(folder)
+    # Only models of ours separate packed documents, and a new head for pairs of texts would guess.
+    attention = getattr(shape, "decoder_attention", ("sparse",))
+    if objective == "causal" and (stride is not None or "sparse" in attention):
+        values["pack"] = False
+    if objective == "masked" and auto_class_of(shape) is not AutoModelForPreTraining:
+        values["next_sentence"] = False
     run_class = _CausalEvaluation if objective == "causal" else RUNS[objective]
     run = run_class(_config(values, PretrainingConfig))
-    config, pretrained = run.config, run.pretrained
-    assert pretrained is not None  # the configuration names a model
-    if "max_length" not in values:
-        most = values.get("max_tokens_per_batch", USUAL_LENGTH)
-        config.data = replace(config.data, max_length=min(pretrained.longest or USUAL_LENGTH, most))
-    attention = getattr(pretrained.config, "decoder_attention", None)
+    assert run.pretrained is not None  # the configuration names a model
+    if given.get("max_length") is None:
+        recorded = values.get("max_length")
+        longest = run.pretrained.longest or recorded or USUAL_LENGTH
+        most = recorded or values.get("max_tokens_per_batch", USUAL_LENGTH)
+        run.config.data = replace(run.config.data, max_length=min(longest, most))
     if isinstance(run, _CausalEvaluation):
         run.stride = stride
-        packs = attention is not None and "sparse" not in attention
-        if stride is not None or ("pack" not in values and not packs):
-            config.task = replace(config.task, pack=False)
     return run
 
 
