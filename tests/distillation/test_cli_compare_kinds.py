@@ -190,13 +190,19 @@ def test_models_of_other_tasks_are_refused_before_any_work(
         status, output, errors = outcome(capfd, "compare", *places, "--data", "dates", "--output", tmp_path)
         assert (status, output) == (2, "")
         assert f"vaswani: {places[0]} is {message.format(places[1])}" in errors
+    base, tuned = models / "causal" / "first", tmp_path / "tuned"
+    shutil.copytree(base, tuned)
+    (tuned / SETTINGS_FILE).write_text("task: completion\n")
+    status, _, errors = outcome(capfd, "compare", base, tuned, "--data", "dates", "--output", tmp_path)
+    assert status == 2
+    assert "with prompts; compare models of one task, or give --prompt_field or --text_field" in errors
     for task in ("translation", "summarization"):
         save_toy_checkpoint(tmp_path / task)
         (tmp_path / task / SETTINGS_FILE).write_text(f"task: {task}\n")
     places = tmp_path / "translation", tmp_path / "summarization"
     status, _, errors = outcome(capfd, "compare", *places, "--data", "dates")
     assert status == 2
-    assert "is an encoder-decoder (summarization); compare models of one task, or give its --metric" in errors
+    assert "is an encoder-decoder (summarization); compare models of one task, or give --metric" in errors
 
 
 def test_rows_that_a_tagger_cannot_read_in_full_are_left_out_for_all(
