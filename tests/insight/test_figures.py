@@ -117,6 +117,23 @@ def test_a_logarithmic_axis_has_plain_numbers() -> None:
     assert {"0.01", "1", "10,000"} <= {label.get_text() for label in axes.get_xticklabels()}
 
 
+def test_a_short_logarithmic_axis_has_plain_numbers() -> None:
+    """Of less than a decade, on which matplotlib labels the minor ticks too."""
+    with new_figure((3, 3)) as figure:
+        axes = figure.add_subplot()
+        axes.plot([0.35, 1.2], [20_000, 70_000])
+        axes.set(xscale="log", yscale="log")
+        for axis in (axes.xaxis, axes.yaxis):
+            write_plain_numbers(axis)
+    figure.canvas.draw()
+    across, up = (
+        {label.get_text() for label in axis.get_ticklabels(minor=True)} for axis in (axes.xaxis, axes.yaxis)
+    )
+    assert "0.6" in across
+    assert "40,000" in up
+    assert not any("e" in label for label in across | up)
+
+
 def test_pyplot_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # importing it fails
     a_figure().to_bytes("png")

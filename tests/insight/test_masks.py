@@ -101,6 +101,11 @@ def test_cells_of_short_masks_are_labelled():
     check_nothing_is_cut_off(figure)
 
 
+def test_the_small_models_have_no_unknown_fields(caplog):
+    attention_masks(SOURCES, TARGETS, a_pattern())
+    assert not caplog.records
+
+
 @pytest.mark.parametrize(
     ("sources", "targets", "message"),
     [

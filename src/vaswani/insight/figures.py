@@ -63,8 +63,18 @@ def write_plain_numbers(axis: Axis) -> None:
     """
     from matplotlib.ticker import FuncFormatter, LogFormatter
 
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-    axis.set_minor_formatter(LogFormatter())
+    class Minor(LogFormatter):
+        """Labels those ticks that `LogFormatter` labels, which writes 0.4 as 4e-01."""
+
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            return _plain(x) if super().__call__(x, pos) else ""
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
+    axis.set_minor_formatter(Minor())
+
+
+def _plain(number: float) -> str:
+    return f"{number:,.10g}"
 
 
 def check_picture(output: Path) -> None:

@@ -125,9 +125,9 @@ def _weights(source: torch.Tensor, target: torch.Tensor, **config: object) -> di
     sizes = {
         f"{stack}_{name}": size
         for stack in ("encoder", "decoder")
-        for name, size in (("layers", 1), ("attention_heads", 1), ("ffn_dim", 4), ("vocab_size", 4))
+        for name, size in (("layers", 1), ("attention_heads", 1), ("ffn_dim", 4))
     }
-    model = VaswaniModel(VaswaniConfig(d_model=4, **sizes, **config)).eval()  # type: ignore[arg-type]
+    model = VaswaniModel(VaswaniConfig(vocab_size=4, d_model=4, **sizes, **config)).eval()  # type: ignore[arg-type]
     with torch.no_grad():
         outputs = model(
             input_ids=torch.ones_like(source, dtype=torch.long),
