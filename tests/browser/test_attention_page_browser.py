@@ -228,6 +228,22 @@ def test_texts_from_right_to_left(show) -> None:
     assert focused(page) == ARABIC[1]
 
 
+@pytest.mark.parametrize(
+    ("texts", "direction"),
+    [
+        (("[CLS]", "لا", "شكرا", "[SEP]"), "rtl"),
+        (("arb_Arab", "كلب", "</s>"), "rtl"),
+        (("__he__", "כלב", "</s>"), "rtl"),
+        (("Слово", "سلام", "значит", "мир"), "ltr"),
+        (("和平", "是", "سل"), "ltr"),
+        (("[CLS]", "1", "[SEP]"), "ltr"),
+    ],
+)
+def test_the_direction_is_that_of_most_letters_outside_special_tokens(show, texts, direction: str) -> None:
+    page = show([attention_map("decoder", texts, texts)])
+    assert page.locator("#queries").get_attribute("dir") == direction
+
+
 def test_long_texts(show) -> None:
     source, target = (tuple(f"{word}{number}" for number in range(220)) for word in ("wort", "word"))
     cross = attention_map("cross", target, source, layers=4, heads=8)

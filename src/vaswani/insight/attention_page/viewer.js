@@ -159,10 +159,13 @@ function visible(text) {
   return text.trim() || "␣";
 }
 
+// Special tokens have no direction: <s>, [CLS], and the languages of multilingual models: ar_AR, arb_Arab, __ar__.
+const SPECIAL = /^(<.+>|\[.+\]|__.+__|[a-z]{2,3}_[A-Z][A-Za-z]+)$/;
+const RIGHT_TO_LEFT = /[\p{Script=Arabic}\p{Script=Hebrew}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}]/u;
+
 function isRightToLeft(texts) {
-  const count = (script) => texts.join(" ").match(script)?.length ?? 0;
-  return count(/[\p{Script=Arabic}\p{Script=Hebrew}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}]/gu)
-    > count(/\p{Script=Latin}/gu);
+  const letters = texts.filter((text) => !SPECIAL.test(text)).join(" ").match(/\p{L}/gu) ?? [];
+  return letters.filter((letter) => RIGHT_TO_LEFT.test(letter)).length > letters.length / 2;
 }
 
 function makeTitles() {
