@@ -63,5 +63,17 @@ def test_tokens_without_text_are_visible(tmp_path: Path) -> None:
     assert found.words == ("a", "↵", "b", "�")
 
 
+def test_invisible_characters_are_shown_by_their_code_points(tmp_path: Path) -> None:
+    """Alone or in several bytes; an override of the direction would turn the number of its token around."""
+    tokenizer = gpt2(tmp_path)
+    tokenizer.add_tokens(["\u200d", "\ufe0f", "cat\u200d", "\u202ecat", "\u2060\u200b"])
+    ids = tokenizer.convert_tokens_to_ids(["\u200d", "\ufe0f", "cat\u200d", "\u202ecat", "\u2060\u200b"])
+    found = token_texts(TextCodec(tokenizer), ids)
+    assert found.tokens == ("U+200D", "U+FE0F", "cat\u200d", "\u202ecat", "U+2060 U+200B")
+    of_bytes = texts_of(train_tokenizer([SOURCES], 300, kind="byte"), "\u202e")
+    assert of_bytes.tokens[:3] == ("U+202E 1/3", "U+202E 2/3", "U+202E 3/3")
+    assert of_bytes.words[0] == "U+202E"
+
+
 def test_no_tokens_give_no_texts(tmp_path: Path) -> None:
     assert token_texts(TextCodec(gpt2(tmp_path)), []) == TokenTexts((), (), ())

@@ -2,13 +2,15 @@
 
 The tokens of a vocabulary mark the beginnings of words ("▁", "Ġ"), their ends ("</w>") or their continuations
 ("##", "@@"), and may be bytes. This module converts each token to the part of the text that it represents.
-Several tokens that are the bytes of one character show the character with their number: "中 1/3".
+Several tokens that are the bytes of one character show the character with their number: "中 1/3". A token of invisible
+characters shows their code points.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -130,7 +132,7 @@ def _texts_of_bytes(spelled: Sequence[bytes]) -> TokenTexts:
         owners = sorted({bisect_right(starts, byte) - 1 for byte in range(place, end)})
         for part, owner in enumerate(owners, start=1):
             shown = f"0x{ord(char) - 0xDC00:X}" if _LONE_BYTE.match(char) else char
-            tokens[owner] += shown if len(owners) == 1 else f"{shown} {part}/{len(owners)}"
+            tokens[owner] += shown if len(owners) == 1 else f"{_visible(shown)} {part}/{len(owners)}"
             chars[owner].append(number)
         place = end
     readable = _LONE_BYTE.sub("\ufffd", text)
@@ -172,5 +174,14 @@ def _words_of_chars(text: str) -> list[tuple[str, int]]:
 
 
 def _visible(text: str) -> str:
-    """Return a text without surrounding spaces, or with symbols for them if it has nothing else."""
-    return text.strip() or "".join(_SPACES.get(char, "␣") for char in text) or "∅"
+    """Return a text without surrounding spaces, or with symbols for its characters if none can be seen."""
+    if not (inside := text.strip()):
+        return "".join(_SPACES.get(char, "␣") for char in text) or "∅"
+    if all(map(_is_invisible, inside)):
+        return " ".join(f"U+{ord(char):04X}" for char in inside)
+    return inside
+
+
+def _is_invisible(char: str) -> bool:
+    """Return True for controls, such as joiners and directions, and for the selectors that follow emoji."""
+    return unicodedata.category(char) in ("Cc", "Cf") or "VARIATION SELECTOR" in unicodedata.name(char, "")
