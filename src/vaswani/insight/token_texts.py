@@ -2,8 +2,8 @@
 
 The tokens of a vocabulary mark the beginnings of words ("▁", "Ġ"), their ends ("</w>") or their continuations
 ("##", "@@"), and may be bytes. This module converts each token to the part of the text that it represents.
-Several tokens that are the bytes of one character show the character with their number: "中 1/3". A token of invisible
-characters shows their code points.
+Several tokens that are the bytes of one character show the character with their number: "中 1/3". A token of
+invisible characters shows their code points.
 """
 
 from __future__ import annotations
