@@ -95,7 +95,8 @@ def check_scores(folder: Path, task: str) -> dict:
     assert record["versions"]["torch"]
     assert len(record["examples"]) == 8
     card = (folder / "README.md").read_text()
-    assert "to predict the `label` of a text" in card
+    predicted = "any number of labels (`label`)" if task == "multi_label" else "the `label`"
+    assert f"to predict {predicted} of a text" in card
     assert f"{next(iter(record['metrics'].values()))['value']:.2f}" in card
     return record
 

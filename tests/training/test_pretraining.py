@@ -111,7 +111,7 @@ def test_a_run_leaves_a_model_that_plain_transformers_loads(tiny, kind, auto_cla
     assert "Perplexity " in printed
     card = (folder / "README.md").read_text()
     assert ("to continue texts" if kind == "causal" else "to fill in masked words") in card
-    assert f"On the {record['rows']} rows of the test split" in card
+    assert f"On the {record['rows']} sequences of the test split" in card
 
 
 @pytest.mark.slow
