@@ -201,6 +201,11 @@ def test_invalid_x_axes_raise_an_error(against, message):
         draw_curves({"run": HISTORY}, against)
 
 
-def test_a_run_without_anything_to_draw_is_named():
-    with pytest.raises(UserError, match="empty logged nothing that could be drawn; set logging_steps"):
+def test_a_run_without_anything_to_draw_is_named(tmp_path, monkeypatch, capsys):
+    message = "empty logged nothing that could be drawn; set logging_steps"
+    with pytest.raises(UserError, match=message):
         draw_curves({"run": HISTORY, "empty": [{"step": 1}]})
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(write(tmp_path / "empty", []))
+    assert run(["report", "."]) == 2
+    assert f"vaswani: {message}" in capsys.readouterr().err

@@ -167,6 +167,8 @@ def test_a_training_is_read_from_its_folder(tmp_path: Path) -> None:
         (tmp_path / name).write_text((run / name).read_text())
     (tmp_path / "test_results.json").write_text('{"test_samples_per_second": 7.5}')
     assert read_measured(tmp_path)[0].speed == 7.5
+    (tmp_path / "evaluation.json").write_text(json.dumps({**record, "data": "other.jsonl"}))
+    assert read_measured(tmp_path)[0].speed is None  # of vaswani evaluate, perhaps with another search
 
 
 @pytest.mark.parametrize(

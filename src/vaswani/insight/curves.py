@@ -188,7 +188,7 @@ def _add_legend(axes: Axes, labels: list[str]) -> None:
 def save_curves(run: Path) -> Path:
     """Save the curves of a run in its folder and return the path (see `read_history`, `draw_curves`)."""
     path = run / FILE
-    save_figure(draw_curves({run.name: read_history(run)}), path)
+    save_figure(draw_curves(read_histories([run])), path)
     return path
 
 

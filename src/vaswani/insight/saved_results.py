@@ -85,7 +85,7 @@ def _read_report(report: dict[str, Any]) -> list[MeasuredModel]:
 
 
 def _read_run(folder: Path) -> MeasuredModel:
-    """Return the model of a training, with the speed measured in its evaluation."""
+    """Return the model of a training, with the speed of its final evaluation if the scores are from there."""
     if not (folder / EVALUATION_FILE).exists():
         raise UserError(
             f"{folder} has neither {EVALUATION_FILE} nor {REPORT_DATA}; give the folder of a training that "
@@ -96,7 +96,9 @@ def _read_run(folder: Path) -> MeasuredModel:
     run = read_run_metadata(folder)
     metrics, split = run.evaluation.get("metrics", {}), run.evaluation.get("split", "test")
     results = folder / f"{split}_results.json"
-    speed = read_object(results).get(f"{split}_samples_per_second") if results.exists() else None
+    speed = None
+    if results.exists() and "data" not in run.evaluation:  # which `vaswani evaluate --save_scores` writes
+        speed = read_object(results).get(f"{split}_samples_per_second")
     return MeasuredModel(
         name=folder.resolve().name,
         role="model",
