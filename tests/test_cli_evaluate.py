@@ -536,11 +536,14 @@ def test_column_options_with_two_text_files_give_an_error(tmp_path: Path, capfd)
     assert "--source_field is for tables, and two text files are given, the first the source" in errors
 
 
-def test_a_second_model_without_its_option_gives_an_error(tmp_path: Path, capfd) -> None:
+@pytest.mark.parametrize("command", [["evaluate", "--data", "dates"], ["score"], ["align"]])
+def test_a_second_model_without_its_option_gives_an_error(tmp_path: Path, capfd, command: list[str]) -> None:
     models = [save_toy_checkpoint(tmp_path / name) for name in ("one", "other")]
-    status, _, errors = evaluate(capfd, "--model", *models, "--data", tmp_path)
+    status, _, errors = outcome(capfd, *command, "--model", *models)
     assert status == 2
-    assert f"TARGET_FILE {models[1]} is a folder, not a text file; if it is a model, give --model" in errors
+    assert (
+        f"TARGET_FILE {models[1]} is a folder; give a text file, or, if it is a model, its option" in errors
+    )
 
 
 def test_an_encoder_decoder_can_name_its_base_class(tmp_path: Path, capfd) -> None:

@@ -120,7 +120,9 @@ def test_the_scores_are_those_of_an_evaluation_and_the_differences_are_paired(
     assert (record["metric"], record["data"]) == (METRICS[kind][0], "test of rows.jsonl")
     for place, model in zip(places, record["models"], strict=True):
         found = json.loads(outcome(capfd, "evaluate", "--model", place, *flags, "--json")[1].splitlines()[-1])
-        assert record["rows"] == found["rows"]
+        unit = found.get("unit", "questions" if kind == "questions" else "rows")
+        assert (record["rows"], record["unit"]) == (found["rows"], unit)
+        assert f"- Data: test of rows.jsonl, {found['rows']:,} {unit}." in output
         for name, score in model["scores"].items():
             if "metrics" in found:
                 expected = found["metrics"][name]

@@ -75,13 +75,7 @@ class ComparisonRequest:
         """Return the name of the data for the report."""
         first = self.evaluations[0]
         config = first.options["dataset_config"]
-        names = " and ".join(map(_without_folders, first.files))
-        return f"{split} of {names}" + (f" ({config})" if config else "")
-
-
-def _without_folders(data: str) -> str:
-    """Return a local path without its folders, because others read the report; keep a name on the Hub."""
-    return Path(data).name if Path(data).exists() else data
+        return f"{split} of {first.data}" + (f" ({config})" if config else "")
 
 
 def comparison_request(
@@ -195,13 +189,15 @@ def compare_others(request: ComparisonRequest) -> "StackComparison":
     entries = [Entry(*each) for each in zip(names_in_report(request.models), roles, folders, strict=True)]
     if request.kind not in ("labels", "questions"):
         return _compare_language_models(request, entries, metric)
+    compare: Any
     if request.kind == "labels":
         split, rows = load_labelled_rows(request.trained)
         models = [load_classifier(each, split, rows) for each in request.evaluations]
+        compare = compare_classifiers
     else:
         split, rows = load_question_rows(request.trained)
         models = [load_answerer(each) for each in request.evaluations]
-    compare = compare_classifiers if request.kind == "labels" else compare_answerers
+        compare = compare_answerers
     with progress_bar(sentences_to_decode(len(models), len(rows)), " rows") as bar:
         return compare(entries, models, rows, metric=metric, data=request.data(split), progress=bar.update)
 
@@ -217,5 +213,6 @@ def _compare_language_models(
     how["stride"] = trained.options["stride"]
     with naming_max_length(), prepared_alike(folders, trained.folder, request.task, split, **how) as prepared:
         models, options = prepared
-        data = request.data(split)
-        return compare_language_models(entries, models, metric=metric, data=data, options=options)
+        unit = "rows" if request.kind == "completions" else "sequences"
+        told: dict[str, Any] = {"data": request.data(split), "unit": unit, "options": options}
+        return compare_language_models(entries, models, metric=metric, **told)

@@ -13,6 +13,7 @@ from vaswani.cli.options import (
     OutputFolder,
     Split,
     check_models,
+    check_text_file,
     model_option,
     takes_options_of,
     takes_translator_options,
@@ -92,7 +93,12 @@ def compare(
     ],
     target_file: Annotated[
         str | None,
-        typer.Option("--target_file", metavar="FILE", help="Text file of targets, line by line."),
+        typer.Option(
+            "--target_file",
+            metavar="FILE",
+            help="Text file of targets, line by line.",
+            callback=check_text_file,
+        ),
     ] = None,
     split: Split = "test",
     baseline: Annotated[

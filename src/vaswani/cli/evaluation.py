@@ -25,6 +25,7 @@ from vaswani.cli.evaluation_options import (
 from vaswani.cli.options import (
     TRANSLATOR_DEFAULTS,
     Split,
+    check_text_file,
     model_option,
     takes_options_of,
     takes_translator_options,
@@ -85,6 +86,11 @@ class EvaluationRequest:
         """The engine and, if they are given, the types of the weights."""
         return {name: self.options[name] for name in ENGINE_OPTIONS if self.options[name] is not None}
 
+    @property
+    def data(self) -> str:
+        """The files without their folders, because others read what holds it, or the name on the Hub."""
+        return " and ".join(Path(file).name if Path(file).exists() else file for file in self.files)
+
     def training_settings(self, *tasks: str) -> dict[str, Any]:
         """Return the settings of the model's training; empty if its task is not one of these."""
         from vaswani.files.run_settings import read_settings
@@ -129,7 +135,8 @@ def evaluate(
         ),
     ],
     target_file: Annotated[
-        str | None, typer.Argument(help="Text file of targets or labels, line by line.")
+        str | None,
+        typer.Argument(help="Text file of targets or labels, line by line.", callback=check_text_file),
     ] = None,
     split: Split = "test",
     **options: Any,
@@ -155,11 +162,6 @@ def evaluate(
     check_task(options["task"] or "translation")
     check_standard_output()
     begin_work()
-    if target_file is not None and Path(target_file).is_dir():
-        raise UserError(
-            f"TARGET_FILE {target_file} is a folder, not a text file; if it is a model, give --model "
-            "before it, too"
-        )
     files = [data] if target_file is None else [data, target_file]
     check_not_input(output_name or os.devnull, *files, *files_in(data))
     folder = local_folder(model[0], options["revision"], weights=False)
@@ -226,8 +228,7 @@ def _save(request: EvaluationRequest, content: dict[str, Any]) -> None:
     from vaswani.files.run_files import EVALUATION_FILE
 
     if request.options["save_scores"]:
-        names = [Path(file).name if Path(file).exists() else file for file in request.files]
-        of_data = {"data": " and ".join(names), "dataset_config": request.options["dataset_config"]}
+        of_data = {"data": request.data, "dataset_config": request.options["dataset_config"]}
         write_json(request.folder / EVALUATION_FILE, {**content, **of_data})
         warn(f"wrote the scores into {request.folder / EVALUATION_FILE}, for vaswani card and vaswani push")
 

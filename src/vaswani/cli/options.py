@@ -1,6 +1,7 @@
 """Options that several commands take, and how numeric options declare their bounds."""
 
 import inspect
+import os
 from collections.abc import Callable
 from functools import wraps
 from typing import Annotated, Any, TypeVar
@@ -47,6 +48,15 @@ def check_models(value: str | list[str] | None) -> str | list[str] | None:
     for name in [value] if isinstance(value, str) else value or ():
         check_model_name(name)
     return value
+
+
+def check_text_file(name: str | None) -> str | None:
+    """Raise `UserError` if a folder is given as the file of targets, such as a model without its option."""
+    if name is not None and os.path.isdir(name):
+        raise UserError(
+            f"TARGET_FILE {name} is a folder; give a text file, or, if it is a model, its option before it"
+        )
+    return name
 
 
 def table_field(name: str, of: str, default: str) -> Any:
@@ -377,7 +387,9 @@ PairsName = Annotated[
         "JSONL. Or UTF-8 text; for pairs, the sources, with TARGET_FILE after it.",
     ),
 ]
-TargetFile = Annotated[str | None, typer.Argument(help="Text file of targets, line by line.")]
+TargetFile = Annotated[
+    str | None, typer.Argument(help="Text file of targets, line by line.", callback=check_text_file)
+]
 OutputName = Annotated[
     str,
     typer.Option("--output", metavar="FILE|-", help="Lines go to FILE.partial until all are written."),

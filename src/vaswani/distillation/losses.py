@@ -7,13 +7,14 @@ B batch · T tokens · N tokens that count · V vocabulary · C classes: V, or k
 R relation heads
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 
 from vaswani.kernels.known_gradient import with_known_gradient
 from vaswani.kernels.soft_targets_native import can_compute, divergence_and_gradient
+from vaswani.model.input_checks import check_shape
 from vaswani.model.losses import per_token
 
 Divergence = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -58,12 +59,6 @@ def _kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return (p.exp() * (p.clamp(min=lowest) - q.clamp(min=lowest))).sum(-1)
 
 
-def _check_shape(name: str, tensor: torch.Tensor, expected: Sequence[int]) -> None:
-    """Raise `ValueError` for another shape, which could be broadcast to a wrong result."""
-    if tuple(tensor.shape) != tuple(expected):
-        raise ValueError(f"{name} has the shape {list(tensor.shape)}; expected {list(expected)}.")
-
-
 def soft_target_loss(
     student_logits: torch.Tensor,
     teacher_log_probs: torch.Tensor,
@@ -95,8 +90,8 @@ def soft_target_loss(
     num_rows, classes = student_logits.shape
     if teacher_tokens is not None:
         classes = teacher_tokens.shape[-1] + 1
-        _check_shape("teacher_tokens", teacher_tokens, (num_rows, classes - 1))
-    _check_shape("teacher_log_probs", teacher_log_probs, (num_rows, classes))
+        check_shape("teacher_tokens", teacher_tokens, (num_rows, classes - 1))
+    check_shape("teacher_log_probs", teacher_log_probs, (num_rows, classes))
     if divergence is forward_kl and can_compute(student_logits, teacher_log_probs, teacher_tokens):
         summed = with_known_gradient(
             student_logits,
@@ -131,8 +126,8 @@ def cosine_loss(
     `None` means the number of kept positions. Returns a float32 scalar. Raises `ValueError` for shapes that
     differ, or another dtype of `kept`.
     """
-    _check_shape("teacher_states", teacher_states, student_states.shape)
-    _check_shape("kept", kept, student_states.shape[:-1])
+    check_shape("teacher_states", teacher_states, student_states.shape)
+    check_shape("kept", kept, student_states.shape[:-1])
     if kept.dtype != torch.bool:
         raise ValueError(f"kept has the dtype {kept.dtype}; expected torch.bool.")
     similarity = F.cosine_similarity(student_states.float(), teacher_states.float(), dim=-1)

@@ -19,15 +19,13 @@ import torch
 from transformers import PreTrainedModel
 
 from vaswani.evaluation.estimates import Difference, Estimate
-from vaswani.evaluation.score_names import LOWER_IS_BETTER
+from vaswani.evaluation.score_names import is_lower_better
 
 SPEED_ROWS = 500  # most rows of a timed round
 ROUNDS = 5  # timed, after one of warm-up
 
 # The roles of models in a comparison that is no distillation; in others: "teacher", "student" and "baseline".
 FIRST, OTHER = "first", "model"
-
-_WITHOUT_RETENTION = ("loss", *LOWER_IS_BETTER)
 
 Score = tuple[float, np.ndarray]  # score on the rows, and on resamples of them [R], the same for all models
 
@@ -136,7 +134,7 @@ class Measured:
             scores={name: Estimate.from_resamples(*score) for name, score in trial.scores.items()},
             differences={} if trial is first else _differences(trial.scores, first.scores),
             retention=retentions[metric],
-            retentions={name: each for name, each in retentions.items() if name not in _WITHOUT_RETENTION},
+            retentions={name: each for name, each in retentions.items() if not is_lower_better(name)},
             gain=gain_of(trial.scores[metric], baseline.scores[metric])
             if baseline and trial.role == "student"
             else None,

@@ -240,10 +240,10 @@ def _conditions(comparison: Comparison) -> Iterator[str]:
             yield f"- Source cut off for `{model.name}`: {model.cut_off_rows:,} rows."
 
 
-def intervals_lines(resamples: int, seed: int) -> Iterator[str]:
-    """Explain the intervals and the p-values of a comparison."""
+def intervals_lines(resamples: int, seed: int, unit: str = "rows") -> Iterator[str]:
+    """Explain the intervals and the p-values of a comparison; the unit is what is resampled."""
     yield (
-        f"- In brackets: 95 % confidence intervals, from {resamples:,} bootstrap resamples of the rows "
+        f"- In brackets: 95 % confidence intervals, from {resamples:,} bootstrap resamples of the {unit} "
         f"(Koehn, 2004), the same for all models; seed {seed}."
     )
     yield (
@@ -252,13 +252,13 @@ def intervals_lines(resamples: int, seed: int) -> Iterator[str]:
     )
 
 
-def speed_line(comparison: BaseComparison, *details: str) -> str:
+def speed_line(comparison: BaseComparison, *details: str, unit: str = "rows") -> str:
     """Tell how the speeds of a comparison were measured."""
     speed, machine = comparison.speed, comparison.machine
     where = [machine["device"], f"CPU threads: {machine['threads']}", f"torch {machine['torch']}", *details]
     return (
-        f"- Speed: median of {speed['rounds']} rounds of {speed['rows']:,} rows, in which models took turns; "
-        f"{', '.join(where)}."
+        f"- Speed: median of {speed['rounds']} rounds of {speed['rows']:,} {unit}, in which models took "
+        f"turns; {', '.join(where)}."
     )
 
 

@@ -54,6 +54,7 @@ class StackComparison(BaseComparison):
 
     models: list[StackResult]
     names: dict[str, str]  # display names of the scores
+    unit: str  # what is scored, and resampled: "rows", "questions" or "sequences"
     options: dict[str, Any]  # options of all models that the scores depend on
     left_out_rows: int  # rows that not all models can score
 
@@ -65,6 +66,7 @@ def compare_stacks(
     metric: str,
     names: Mapping[str, str],
     data: str,
+    unit: str = "rows",
     options: Mapping[str, Any] | None = None,
     left_out_rows: int = 0,
 ) -> StackComparison:
@@ -78,6 +80,7 @@ def compare_stacks(
         metric: the metric of retention and gains.
         names: display names of the scores.
         data: the name of the data, for the report.
+        unit: what is scored, and resampled for the intervals.
         options: options of all models that the scores depend on, for the report.
         left_out_rows: number of rows that are not in `rows`, because not all models can score them.
     """
@@ -90,6 +93,7 @@ def compare_stacks(
     return StackComparison(
         metric=metric,
         names={name: names[name] for name in candidates[0].scores},
+        unit=unit,
         options=dict(options or {}),
         left_out_rows=left_out_rows,
         data=data,
@@ -115,19 +119,21 @@ def compare_stacks(
 def stack_markdown(comparison: StackComparison) -> str:
     """Return a section of a model card: tables with a row for each model, conclusions, and conditions."""
     rows = [cells(model, model.rows_per_second) for model in comparison.models]
-    conditions = _conditions(comparison)
-    return section(comparison, comparison.names, rows, ["parameters"], "rows/s", "works", conditions)
+    speed, conditions = f"{comparison.unit}/s", _conditions(comparison)
+    return section(comparison, comparison.names, rows, ["parameters"], speed, "works", conditions)
 
 
 def _conditions(comparison: StackComparison) -> Iterator[str]:
-    yield f"- Data: {comparison.data}, {comparison.rows:,} rows."
+    unit = comparison.unit
+    yield f"- Data: {comparison.data}, {comparison.rows:,} {unit}."
     if comparison.left_out_rows:
-        yield f"- Left out, because not all models can score them: {comparison.left_out_rows:,} rows."
+        yield f"- Left out, because not all models can score them: {comparison.left_out_rows:,} {unit}."
     for model in comparison.models:
         if model.cut_off_rows:
-            yield f"- Cut off for `{model.name}`: {model.cut_off_rows:,} rows."
-    yield from intervals_lines(RESAMPLES, seed=0)
+            yield f"- Cut off for `{model.name}`: {model.cut_off_rows:,} {unit}."
+    yield from intervals_lines(RESAMPLES, seed=0, unit=unit)
     if comparison.options:
         yield f"- Options: {', '.join(f'{name} {value}' for name, value in comparison.options.items())}."
     processes = comparison.machine["processes"]
-    yield speed_line(comparison, *([f"{processes} processes"] if processes > 1 else []))
+    details = [f"{processes} processes"] if processes > 1 else []
+    yield speed_line(comparison, *details, unit=unit)

@@ -205,6 +205,7 @@ class StackDistillation(BaseRun):
             metric=self.metric_of_report,
             names=self.metric_names,
             data=name_of_data(read_run_metadata(folder), split),
+            unit=self.unit,
         )
         if PartialState().is_main_process:
             self.comparison, markdown = comparison, stack_markdown(comparison)
@@ -268,6 +269,7 @@ class StackDistillation(BaseRun):
         """The losses of the student."""
         raise NotImplementedError
 
+    unit: str = "rows"  # what is scored
     metric_of_report: str  # the metric that compares the student with its teacher
     metric_names: Mapping[str, str]
 
@@ -282,6 +284,7 @@ class StackDistillation(BaseRun):
 class LanguageModelRun(StackDistillation, PretrainingRun):
     """A distillation of a language model."""
 
+    unit = "sequences"
     metric_of_report = "accuracy"
     metric_names = SCORE_NAMES
 

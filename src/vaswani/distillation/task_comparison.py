@@ -16,7 +16,7 @@ from vaswani.evaluation.answer_metrics import AnswerMetric
 from vaswani.evaluation.answers import evaluate_answers
 from vaswani.evaluation.label_metrics import METRICS_OF_TASK
 from vaswani.evaluation.labels import rows_to_score, texts_of
-from vaswani.evaluation.score_names import LOWER_IS_BETTER
+from vaswani.evaluation.score_names import is_lower_better
 from vaswani.inference.answer.answering import QuestionAnswerer
 from vaswani.inference.classify.classification import Classifier
 from vaswani.training.runs.language_modelling import SCORE_NAMES, scores_with_resamples
@@ -46,7 +46,7 @@ def metrics_of(kind: str, task: str) -> list[str]:
         names = METRICS_OF_TASK[task].names
     elif kind == "questions":
         names = AnswerMetric.names
-    return [name for name in names if name not in LOWER_IS_BETTER]
+    return [name for name in names if not is_lower_better(name)]
 
 
 def compare_classifiers(
@@ -100,7 +100,10 @@ def compare_classifiers(
             for one in classifiers
         ]
     )
-    return _compared(candidates, kept, metric, labels.names, data, options, len(rows) - len(kept))
+    left_out = len(rows) - len(kept)
+    return _compared(
+        candidates, kept, metric, names=labels.names, data=data, options=options, left_out_rows=left_out
+    )
 
 
 def compare_answerers(
@@ -128,7 +131,8 @@ def compare_answerers(
         for entry, one, result in zip(entries, answerers, found, strict=True)
     ]
     options = _of_all([one.options for one in answerers])
-    return _compared(candidates, rows, metric, answers.names, data, options)
+    names, unit = answers.names, "questions"
+    return _compared(candidates, rows, metric, names=names, data=data, unit=unit, options=options)
 
 
 def compare_language_models(
@@ -137,6 +141,7 @@ def compare_language_models(
     *,
     metric: str,
     data: str,
+    unit: str,
     options: Mapping[str, Any],
 ) -> StackComparison:
     """Score language models on the same sequences or completions.
@@ -146,6 +151,7 @@ def compare_language_models(
         prepared: a trainer of each model, and the tokenized rows (see `prepared_alike`).
         metric: the metric of retention and gains.
         data: name of the data, for the report.
+        unit: what is scored: "sequences", or "rows" of completions.
         options: options that the scores depend on, for the report.
     """
     candidates = []
@@ -155,24 +161,20 @@ def compare_language_models(
         candidates.append(
             StackCandidate(entry.name, entry.role, trainer.model, scores, trainer.predict, entry.folder)
         )
-    return _compared(candidates, prepared[0][1], metric, SCORE_NAMES, data, options)
+    rows = prepared[0][1]
+    return _compared(candidates, rows, metric, names=SCORE_NAMES, data=data, unit=unit, options=options)
 
 
 def _compared(
     candidates: Sequence[StackCandidate],
     rows: Dataset,
     metric: str,
-    names: Mapping[str, str],
-    data: str,
-    options: Mapping[str, Any],
-    left_out_rows: int = 0,
+    **told: Any,
 ) -> StackComparison:
-    """Compare the models in a metric that these rows have."""
+    """Compare the models (see `compare_stacks`) in a metric that these rows have."""
     if metric not in (scores := candidates[0].scores):
         raise UserError(f"metric={metric} is not defined for these rows; choose one of {listing(scores)}")
-    return compare_stacks(
-        candidates, rows, metric=metric, names=names, data=data, options=options, left_out_rows=left_out_rows
-    )
+    return compare_stacks(candidates, rows, metric=metric, **told)
 
 
 def _of_all(options: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -37,3 +37,8 @@ ALL = TEXTS | CLASSIFICATION | MULTI_LABEL | REGRESSION | TAGGING | ANSWERS | LA
 CORRELATIONS = ("matthews", "pearson", "spearman")  # −1 to 1
 LOWER_IS_BETTER = ("mse", "perplexity", "bits_per_byte")  # at least 0, as losses
 PERCENTAGES = tuple(name for name in ALL if name not in (*CORRELATIONS, *LOWER_IS_BETTER))
+
+
+def is_lower_better(name: str) -> bool:
+    """Return True for losses and for the scores of `LOWER_IS_BETTER`."""
+    return name.endswith("loss") or name in LOWER_IS_BETTER

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from vaswani.errors import UserError, one_line
 from vaswani.evaluation import score_names
-from vaswani.evaluation.score_names import CORRELATIONS, LOWER_IS_BETTER, PERCENTAGES
+from vaswani.evaluation.score_names import CORRELATIONS, LOWER_IS_BETTER, PERCENTAGES, is_lower_better
 from vaswani.files.run_files import LOG_FILE, checkpoints
 from vaswani.insight.figures import new_figure, save_figure, write_plain_numbers
 from vaswani.insight.themes import DASHES, LINES
@@ -205,7 +205,7 @@ def summary(history: list[dict[str, Any]]) -> str:
     for name, label in {"loss": "loss", **score_names.ALL}.items():
         steps, values = _series(history, f"eval_{name}")
         if values:
-            choose = min if name in ("loss", *LOWER_IS_BETTER) else max
+            choose = min if is_lower_better(name) else max
             best = choose((value for value in values if not math.isnan(value)), default=values[0])
             lines.append(f"best validation {label}: {best:.2f} at update {steps[values.index(best)]:,}")
     return "\n".join(lines) or "nothing was logged yet"

@@ -61,6 +61,12 @@ def check_is_tensor(name: str, value: Any) -> None:
         )
 
 
+def check_shape(name: str, tensor: torch.Tensor, expected: Sequence[int]) -> None:
+    """Raise for another shape, which could be broadcast to a wrong result."""
+    if tuple(tensor.shape) != tuple(expected):
+        raise ValueError(f"{name} has the shape {list(tensor.shape)}; expected {list(expected)}.")
+
+
 def warn_of_left_padding(mask: torch.Tensor) -> None:
     """Warn once if a mask [B, S] has padding on the left, which shifts the sparse pattern."""
     if has_values(mask) and not bool(mask[:, 0].all()):
@@ -138,10 +144,11 @@ def check_ids(name: str, ids: torch.Tensor, shape: Sequence[int] | None = None) 
         return
     if ids.dtype not in (torch.long, torch.int):
         raise ValueError(f"{name} has the dtype {ids.dtype}; expected integers: convert it with .long().")
-    if (ids.ndim != 2) if shape is None else (tuple(ids.shape) != tuple(shape)):
-        expected = "[rows, tokens]" if shape is None else list(shape)
-        raise ValueError(f"{name} has the shape {list(ids.shape)}; expected {expected}.")
-    if shape is None and not ids.numel():
+    if shape is not None:
+        check_shape(name, ids, shape)
+    elif ids.ndim != 2:
+        raise ValueError(f"{name} has the shape {list(ids.shape)}; expected [rows, tokens].")
+    elif not ids.numel():
         raise ValueError(f"{name} has the shape {list(ids.shape)}; give one row of one token or more.")
 
 

@@ -384,7 +384,7 @@ class VaswaniForMultipleChoice(VaswaniClassifierBase):
             The index of the correct choice.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        check_choices(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        check_choices(*inputs)
         shape = (inputs_embeds if input_ids is None else input_ids).shape[:2]  # [B, C]
         flat = (None if each is None else each.flatten(0, 1) for each in inputs)
         outputs, logits = self.classify(*flat, **kwargs)

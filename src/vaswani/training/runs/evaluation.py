@@ -213,9 +213,14 @@ def _completion_run(folder: Path, given: Mapping[str, Any], trained: Path | None
     values = _settings(folder, trained, "task", "completion", SETTINGS_OF_COMPLETIONS, given)
     run = CompletionRun(_config(values, CompletionConfig))
     if given.get("max_length") is None:
-        most = values.get("max_length", USUAL_LENGTH)
-        run.config.data = replace(run.config.data, max_length=min(run.pretrained.longest or most, most))
+        _fit_length(run, run.pretrained, values.get("max_length"), USUAL_LENGTH)
     return run
+
+
+def _fit_length(run: BaseRun, model: Pretrained, recorded: int | None, most: int) -> None:
+    """Set the length of a run to that of a training, or else to `most`, as far as the model allows."""
+    longest = model.longest or recorded or USUAL_LENGTH
+    run.config.data = replace(run.config.data, max_length=min(longest, recorded or most))
 
 
 def _prepared(
@@ -271,10 +276,8 @@ def _run(
     run = run_class(_config(values, PretrainingConfig))
     assert run.pretrained is not None  # the configuration names a model
     if given.get("max_length") is None:
-        recorded = values.get("max_length")
-        longest = run.pretrained.longest or recorded or USUAL_LENGTH
-        most = recorded or values.get("max_tokens_per_batch", USUAL_LENGTH)
-        run.config.data = replace(run.config.data, max_length=min(longest, most))
+        most = values.get("max_tokens_per_batch", USUAL_LENGTH)
+        _fit_length(run, run.pretrained, values.get("max_length"), most)
     if isinstance(run, _CausalEvaluation):
         run.stride = stride
     return run

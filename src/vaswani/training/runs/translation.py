@@ -255,9 +255,8 @@ class TrainingRun(BaseRun):
         limits: tuple[int | None, int | None] = (data.max_source_length, data.max_target_length)
         truncated = ["source", "target"] if data.truncate else []
         if split != "train":
-            limits, truncated = (self.positions, self.target_positions), ["target"]
-            if data.truncate:
-                limits, truncated = (data.max_source_length, limits[1]), ["source", "target"]
+            longest = data.max_source_length if data.truncate else self.positions
+            limits, truncated = (longest, self.target_positions), truncated or ["target"]
             rows = Dataset.from_list(list(rows)) if isinstance(rows, IterableDataset) else rows
         try:
             tokenized = tokenize_corpus(

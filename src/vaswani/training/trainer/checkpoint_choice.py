@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 from vaswani.errors import UserError
-from vaswani.evaluation.score_names import LOWER_IS_BETTER
+from vaswani.evaluation.score_names import is_lower_better
 from vaswani.files.json_files import read_object
 from vaswani.files.run_files import LOG_FILE, MANIFEST, checkpoints
 from vaswani.hub.hashes import check_whole
@@ -91,7 +91,7 @@ def _metric(checkpoint: Path) -> tuple[str, bool]:
 def _named(metric: str) -> tuple[str, bool]:
     """Return a metric without "eval_", and whether a greater one is better."""
     name = metric.removeprefix(PREFIX)
-    return name, not (name.endswith("loss") or name in LOWER_IS_BETTER)
+    return name, not is_lower_better(name)
 
 
 def _evaluation(checkpoint: Path) -> dict[str, float]:
