@@ -147,7 +147,11 @@ class TestTokenizing:
 
     @pytest.mark.parametrize("truncated", [["source"], ["target"], ["source", "target"]], ids=str)
     @pytest.mark.parametrize("streaming", [False, True])
-    def test_over_long_rows_can_be_cut_off_instead(self, streaming, truncated, corpus, tokenizer):
+    @pytest.mark.parametrize("is_evaluation", [False, True])
+    def test_over_long_rows_can_be_cut_off_instead(
+        self, is_evaluation, streaming, truncated, corpus, tokenizer
+    ):
+        """In an evaluation, a cut target has no end token, which would be scored where the text goes on."""
         whole = list(tokenize_corpus(corpus().split("train"), tokenizer, tokenizer))
         columns = {"source": "input_ids", "target": "labels"}
         longest = {side: max(len(row[column]) for row in whole) for side, column in columns.items()}
@@ -159,6 +163,7 @@ class TestTokenizing:
                 tokenize_corpus(
                     *(loaded.split("train"), tokenizer, tokenizer, most["source"], most["target"], report),
                     truncated,
+                    is_evaluation=is_evaluation,
                 )
             )
             expected, num_cut = [], 0
@@ -168,9 +173,11 @@ class TestTokenizing:
                     num_cut += bool(too_long)
                     expected.append(
                         {
-                            side: [*row[column][: most[side] - 1], row[column][-1]]
-                            if side in too_long
-                            else row[column]
+                            side: row[column]
+                            if side not in too_long
+                            else row[column][: most[side]]
+                            if is_evaluation and side == "target"
+                            else [*row[column][: most[side] - 1], row[column][-1]]
                             for side, column in columns.items()
                         }
                     )

@@ -55,7 +55,7 @@ def tokenize_corpus(
     report: RowReport | None = None,
     truncated: Collection[str] = (),
     *,
-    keep_targets: bool = False,
+    is_evaluation: bool = False,
 ) -> Dataset | datasets.IterableDataset:
     """Tokenize a corpus; leave out and count rows that are too long or have no tokens.
 
@@ -72,7 +72,9 @@ def tokenize_corpus(
         report: receives the counts; use each report for one call.
         truncated: sides (`"source"`, `"target"` or both) whose over-long texts are truncated instead of left
             out; their special tokens are kept.
-        keep_targets: keep the column `target` for scores, because a tokenizer may lose parts of a text.
+        is_evaluation: keep the column `target` for scores, because a tokenizer may lose parts of a text. Of a
+            truncated target, keep the first tokens: no end token, which would count as right where the text
+            goes on.
 
     Returns:
         Columns `input_ids` and `labels` (lists of int32, with special tokens), `source_length` and
@@ -88,12 +90,13 @@ def tokenize_corpus(
     encoding = _Encoding(
         check_encodes(source_tokenizer, "source", max_source_length),
         check_encodes(target_tokenizer, "target", max_target_length),
-        Features({**TOKEN_FEATURES, "target": Value("string")}) if keep_targets else TOKEN_FEATURES,
+        Features({**TOKEN_FEATURES, "target": Value("string")}) if is_evaluation else TOKEN_FEATURES,
     )
     limits = _LengthLimits(
         frames=(encoding.sources.frame(), encoding.targets.frame()),
         longest=(max_source_length, max_target_length),
         truncated=("source" in truncated, "target" in truncated),
+        ends_targets=not is_evaluation,
     )
     report = report if report is not None else RowReport()
     if isinstance(dataset, Dataset):
@@ -140,20 +143,23 @@ class _LengthLimits:
         frames: the special tokens around each text.
         longest: the maximum length, or None.
         truncated: whether longer texts are truncated instead of left out.
+        ends_targets: whether truncated targets keep their special tokens; otherwise their first tokens.
     """
 
     frames: tuple[Frame, Frame]
     longest: tuple[int | None, int | None]
     truncated: tuple[bool, bool] = (False, False)
+    ends_targets: bool = True
 
     def truncate(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        """Truncate the token ids of rows and update their lengths; special tokens are kept."""
+        """Truncate the token ids of rows and update their lengths."""
         rows = dict(rows)  # a copy, as `map` removes columns from its batch
         names = (("input_ids", "source_length"), ("labels", "target_length"))
         parts = zip(names, self.frames, self.longest, self.truncated, strict=True)
         for (ids, length), frame, most, cuts in parts:
             if cuts and most is not None:
-                rows[ids] = [frame.cut(row, most) for row in rows[ids]]
+                whole = ids == "input_ids" or self.ends_targets
+                rows[ids] = [frame.cut(row, most) if whole else row[:most] for row in rows[ids]]
                 rows[length] = [len(row) for row in rows[ids]]
         return rows
 

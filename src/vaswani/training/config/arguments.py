@@ -167,7 +167,9 @@ class PairsArguments(CorpusArguments):
         256, "Most target tokens of a row; training leaves out longer rows and counts them.", at_least=2
     )
     truncate: bool = option(
-        False, "Cut longer rows instead of leaving them out; in evaluation, cut sources only."
+        False,
+        "Cut longer rows before their end token, instead of leaving them out; in evaluation, cut sources "
+        "only.",
     )
     bpe_dropout: float = option(
         0.0,

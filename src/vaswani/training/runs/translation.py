@@ -260,7 +260,7 @@ class TrainingRun(BaseRun):
             rows = Dataset.from_list(list(rows)) if isinstance(rows, IterableDataset) else rows
         try:
             tokenized = tokenize_corpus(
-                rows, *tokenizers, *limits, report, truncated, keep_targets=split != "train"
+                rows, *tokenizers, *limits, report, truncated, is_evaluation=split != "train"
             )
         except NoRowFitsError as error:
             if split == "train" or self.positions is None:
