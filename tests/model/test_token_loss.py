@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers.trainer_pt_utils import LabelSmoother
 
-from vaswani.model.losses import token_loss_function
+from vaswani.model.losses import next_token_loss_function, token_loss_function
 
 
 @pytest.fixture
@@ -55,6 +55,14 @@ def test_micro_batches_add_up_to_the_whole_batch(batch):
 def test_smoothing_moves_the_loss(batch):
     plain = token_loss_function(*batch, label_smoothing=0.0)
     assert not torch.isclose(token_loss_function(*batch, label_smoothing=0.1), plain)
+
+
+@pytest.mark.parametrize("loss_function", [token_loss_function, next_token_loss_function])
+@pytest.mark.parametrize("shape", [(5, 3), (15,), (3, 4), (3, 5, 1)])
+def test_labels_of_another_shape_are_refused(batch, loss_function, shape):
+    labels = torch.zeros(shape, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"labels has the shape \[.*\]; expected \[3, 5\]"):
+        loss_function(batch[0], labels)
 
 
 def test_ignored_labels_give_zero_loss_and_no_nan():

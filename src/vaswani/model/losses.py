@@ -16,6 +16,8 @@ from .input_checks import (
     check_class_labels,
     check_labels,
     check_loss_options,
+    check_shape,
+    has_values,
 )
 from .kernel_slots import KernelSlot
 from .operators import OutputProjection, is_called_alone
@@ -49,7 +51,12 @@ def token_loss_function(
 
     Returns:
         A scalar in float32, or in the logits' dtype if that is wider.
+
+    Raises:
+        ValueError: labels and logits have different shapes.
     """
+    if has_values(labels):
+        check_shape("labels", labels, logits.shape[:-1])
     labels = _leave_out(ignore_index, labels.to(logits.device))
     summed = summed_cross_entropy(logits.flatten(0, -2), labels.flatten(), label_smoothing)
     return per_token(summed, labels.ne(IGNORED_LABEL).sum(), num_items_in_batch)
@@ -67,6 +74,8 @@ def next_token_loss_function(
     """
     if shift_labels is not None:
         return token_loss_function(logits, shift_labels, **kwargs)
+    if has_values(labels):
+        check_shape("labels", labels, logits.shape[:-1])
     return token_loss_function(logits[:, :-1], labels[:, 1:], **kwargs)
 
 
