@@ -103,6 +103,21 @@ def test_equal_scores_are_no_significant_difference() -> None:
     assert Difference.between(15.0, scores, 15.0, scores) == Difference(0.0, 0.0, 0.0, 1.0)
 
 
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("affected", ["all", "one resample"])
+@pytest.mark.filterwarnings("error")
+def test_scores_that_are_not_finite_have_no_p_value(value: float, affected: str) -> None:
+    """They would count as significant: no comparison with NaN is true."""
+    scores = np.linspace(10, 20, 1000)
+    damaged = (
+        np.where(np.arange(1000) == 500, value, scores) if affected == "one resample" else scores + value
+    )
+    for others in (scores, damaged):
+        difference = Difference.between(15.0, damaged, 15.0, others)
+        assert np.isnan(difference.p_value)
+    assert np.isnan(Difference.between(value, scores, 15.0, scores).p_value)
+
+
 @pytest.mark.parametrize("task", METRICS_OF_TASK)
 def test_all_metrics_are_resampled_by_the_same_rows(task: str) -> None:
     predictions, references = some_texts(seed=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,12 @@ def _differences(comparison: BaseComparison, scores: Sequence[str]) -> str:
 
 
 def _with_p_value(difference: Difference) -> str:
-    return f"{_interval(difference, sign='+')}, p = {difference.p_value:.3f}"
+    return f"{_interval(difference, sign='+')}, {_p_value(difference)}"
+
+
+def _p_value(difference: Difference) -> str:
+    undefined = isnan(difference.p_value)  # a score is infinite or NaN
+    return "p undefined" if undefined else f"p = {difference.p_value:.3f}"
 
 
 def cells(model: Measured, speed: float, *sizes: str) -> tuple[str, ...]:
@@ -209,7 +215,7 @@ def neutral_conclusions(comparison: BaseComparison, metric: str, verb: str) -> I
         difference = model.differences[comparison.metric]
         yield (
             f"- `{model.name}` differs from {first} by {_interval(difference, sign='+')} points of {metric} "
-            f"(p = {difference.p_value:.3f}). It has {100 * model.parameter_ratio:.1f} % of the parameters "
+            f"({_p_value(difference)}). It has {100 * model.parameter_ratio:.1f} % of the parameters "
             f"of {first} and {verb} {model.speedup:.2f} times as fast."
         )
     yield f"- Retention: a model's {metric} as a share of that of {first}."

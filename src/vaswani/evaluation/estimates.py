@@ -27,8 +27,10 @@ class Estimate:
 
     @classmethod
     def from_resamples(cls, value: float, resampled: np.ndarray) -> Estimate:
-        """Return a value with the interval of its resamples [R]."""
-        low, high = np.percentile(resampled, PERCENTILES)
+        """Return a value with the interval of its resamples [R]; NaN if one of them is NaN."""
+        # Between infinities, interpolation would compute inf - inf.
+        is_finite = np.isfinite(resampled).all()
+        low, high = np.percentile(resampled, PERCENTILES, method="linear" if is_finite else "nearest")
         return cls(value, float(low), float(high))
 
     @property
@@ -46,7 +48,8 @@ class Difference(Estimate):
     @classmethod
     def between(cls, score: float, resampled: np.ndarray, other: float, others: np.ndarray) -> Difference:
         """Return a score minus another, from both scores on the same resamples [R]."""
-        value, resampled_values = score - other, resampled - others
+        with np.errstate(invalid="ignore"):  # inf - inf
+            value, resampled_values = score - other, resampled - others
         p_value = bootstrap_p_value(value, resampled_values)
         return cls(**vars(Estimate.from_resamples(value, resampled_values)), p_value=p_value)
 
@@ -56,12 +59,14 @@ def bootstrap_p_value(difference: float, resampled: np.ndarray) -> float:
 
     It is the share of resamples whose absolute difference exceeds the mean absolute difference by more than
     the difference on all rows; both counts are one larger, so that it is never 0. Unlike in sacreBLEU, it is
-    1 for models whose scores are equal in every resample.
+    1 for models whose scores are equal in every resample, and NaN if a difference is infinite or NaN.
 
     Args:
         difference: of the scores on all rows.
         resampled: differences on the same resamples of the rows for both models [R].
     """
+    if not (np.isfinite(difference) and np.isfinite(resampled).all()):
+        return float("nan")
     if difference == 0 and not resampled.any():
         return 1.0
     sizes = np.abs(resampled)
