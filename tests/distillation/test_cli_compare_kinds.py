@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForPreTraining
+from transformers import AutoModelForPreTraining, AutoTokenizer
 
 from in_process import outcome
 from jsonl import write_jsonl
@@ -261,6 +261,26 @@ def test_language_models_read_the_same_sequences(
     status, _, errors = outcome(capfd, "compare", long, other, "--device", "cpu", "--data", data)
     assert status == 2
     assert f"the tokenizers of {long} and {other} make different tokens of the texts" in errors
+
+
+def test_language_models_are_scored_on_the_same_tokens(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    """Two chat templates write the same chat, but one counts the role before an answer to the answer."""
+    chat = [{"role": "user", "content": "the film"}, {"role": "assistant", "content": "was good"}]
+    data = write_jsonl(tmp_path / "rows.jsonl", [{"messages": chat}] * 4)
+    template = "{% for m in messages %}{{ m['role'] + ' ' + m['content'] + eos_token }}{% endfor %}"
+    templates = {
+        "first": template + "{% if add_generation_prompt %}assistant {% endif %}",
+        "second": template,
+    }
+    places = [save_toy_decoder(tmp_path / name) for name in templates]
+    for place, written in zip(places, templates.values(), strict=True):
+        tokenizer = AutoTokenizer.from_pretrained(place)
+        tokenizer.chat_template = written
+        tokenizer.save_pretrained(place)
+    flags = ["--device", "cpu", "--data", data, "--messages_field", "messages"]
+    status, _, errors = outcome(capfd, "compare", *places, *flags)
+    assert status == 2
+    assert f"the tokenizers of {places[0]} and {places[1]} locate the answers differently" in errors
 
 
 @pytest.mark.parametrize(

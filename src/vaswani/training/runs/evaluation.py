@@ -196,17 +196,29 @@ def prepared_alike(
         found: list[tuple[Any, Dataset]] = []
         for run, folder in zip(runs, folders, strict=True):
             trainer, rows = _prepared(run, split, max_rows, lambda line: None if found else report(line))
-            if found and rows["input_ids"][:] != found[0][1]["input_ids"][:]:
-                raise UserError(
-                    f"the tokenizers of {folders[0]} and {folder} make different tokens of the texts, so "
-                    "their scores cannot be compared; give models with the same tokenizer"
-                )
+            if found:
+                _check_same_rows(found[0][1], rows, folders[0], folder)
             found.append((trainer, rows))
         config, settings_of_kind = runs[0].config, SETTINGS_OF_OBJECTIVE.get(kind, ())
         options = {"max_length": longest} | {name: getattr(config.task, name) for name in settings_of_kind}
         if kind not in ("causal", "completions"):  # the others choose what is predicted at random
             options["seed"] = config.training.seed
         yield found, options if stride is None else {**options, "stride": stride}
+
+
+def _check_same_rows(first: Dataset, rows: Dataset, *folders: Path) -> None:
+    """Raise `UserError` unless two models read the same tokens, and the same of them are scored."""
+    names = " and ".join(map(str, folders))
+    if rows["input_ids"][:] != first["input_ids"][:]:
+        raise UserError(
+            f"the tokenizers of {names} make different tokens of the texts, so their scores cannot be "
+            "compared; give models with the same tokenizer"
+        )
+    if "labels" in rows.column_names and rows["labels"][:] != first["labels"][:]:
+        raise UserError(
+            f"the tokenizers of {names} locate the answers differently in the same tokens, so other tokens "
+            "would be scored; give models with the same tokenizer and chat template"
+        )
 
 
 def _completion_run(folder: Path, given: Mapping[str, Any], trained: Path | None = None) -> CompletionRun:
