@@ -112,7 +112,7 @@ def save_toy_classifier(folder: Path, task: str, library: bool = False, **fields
     """A model with a head for labels, whose weights have learned nothing."""
     names = NAMES[task]
     labels = {"id2label": dict(enumerate(names)), "label2id": {name: at for at, name in enumerate(names)}}
-    config = toy_config(library, **labels, problem_type=PROBLEMS.get(task), **fields)
+    config = toy_config(library, **{**labels, "problem_type": PROBLEMS.get(task), **fields})
     kind = AutoModelForTokenClassification if task == "tagging" else AutoModelForSequenceClassification
     torch.manual_seed(0)
     kind.from_config(config).save_pretrained(folder)

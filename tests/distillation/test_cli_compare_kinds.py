@@ -167,6 +167,21 @@ def test_the_metric_is_one_of_the_task(
     assert errors.splitlines()[-1].startswith(f"vaswani: metric={wrong} is not for ")
 
 
+def test_a_metric_that_the_rows_do_not_have_is_refused_before_any_prediction(
+    tmp_path: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of speech mark no spans, so they have no F1 of spans."""
+    tags = ["O", "NOUN", "VERB"]
+    labels = {"id2label": dict(enumerate(tags)), "label2id": {tag: at for at, tag in enumerate(tags)}}
+    places = [save_toy_classifier(tmp_path / name, "tagging", **labels) for name in ("first", "second")]
+    data = write_jsonl(tmp_path / "rows.jsonl", [{"text": ["the", "film"], "label": ["O", "NOUN"]}] * 3)
+    monkeypatch.setattr(Classifier, "stream", lambda *_, **__: pytest.fail("predicted"))
+    flags = ["--device", "cpu", "--data", data, "--metric", "f1"]
+    status, _, errors = outcome(capfd, "compare", *places, *flags)
+    assert status == 2
+    assert "metric=f1 is not defined for these rows; choose one of 'token_accuracy'" in errors
+
+
 def test_models_of_other_tasks_are_refused_before_any_work(
     models: Path, tmp_path: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

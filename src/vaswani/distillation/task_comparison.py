@@ -69,13 +69,15 @@ def compare_classifiers(
         progress: called with the number of rows of each finished batch.
     """
     task = classifiers[0].task
+    labels = METRICS_OF_TASK[task](keep_in_memory=True)
+    _check_defined(metric, labels.scores_of(rows["label"][:], rows["label"][:]))
 
     def predict(classifier: Classifier, rows: Dataset) -> list[Any]:
         return list(classifier.stream(texts_of(rows), progress=progress))
 
     predictions = [predict(one, rows) for one in classifiers]
     scored = rows_to_score(*predictions, task=task)
-    kept, labels = rows.select(scored), METRICS_OF_TASK[task](keep_in_memory=True)
+    kept = rows.select(scored)
     references = kept["label"][:]
     scores = [
         labels.scores_with_resamples([of_model[row].label for row in scored], references)
@@ -172,9 +174,14 @@ def _compared(
     **told: Any,
 ) -> StackComparison:
     """Compare the models (see `compare_stacks`) in a metric that these rows have."""
-    if metric not in (scores := candidates[0].scores):
-        raise UserError(f"metric={metric} is not defined for these rows; choose one of {listing(scores)}")
+    _check_defined(metric, candidates[0].scores)
     return compare_stacks(candidates, rows, metric=metric, **told)
+
+
+def _check_defined(metric: str, scores: Mapping[str, Any]) -> None:
+    """Raise `UserError` unless the rows have this score: tags that mark no spans have no F1."""
+    if metric not in scores:
+        raise UserError(f"metric={metric} is not defined for these rows; choose one of {listing(scores)}")
 
 
 def _of_all(options: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
