@@ -287,7 +287,7 @@ def test_each_option_changes_the_student(
         (task, {"student": "random"}),
         (task, {"student": another}),
         (task, {"student_layers": "1,0"}),
-        (task, {"teacher": [teacher, another], "cosine_weight": 0}),
+        (task, {"teacher": [teacher, another]}),
         (task, {"soft_target_weight": 0}),
         (task, {"cosine_weight": 0}),
         (task, {"temperature": 1}),
@@ -337,7 +337,7 @@ def test_a_second_teacher_must_have_positions_for_the_rows(
 ) -> None:
     teacher, rows = classifiers["classification"]
     short = save_toy_classifier(tmp_path / "short", "classification", max_position_embeddings=20)
-    options = {"task": "classification", "teacher": [teacher, short], "cosine_weight": 0, "dataset": rows}
+    options = {"task": "classification", "teacher": [teacher, short], "dataset": rows}
     with pytest.raises(UserError, match=r"max_length=32, but .*short has positions for 20 tokens"):
         distill(config_for(tmp_path / "run", **options))
 
@@ -400,12 +400,13 @@ def test_the_report_opens_no_repository(
     [
         ({"teacher": []}, "no teacher was given"),
         ({"soft_target_weight": 0, "cosine_weight": 0}, "nothing would be taken from the teacher"),
+        ({"teacher": ["a", "b"], "cosine_weight": 1}, "hidden states of 2 teachers cannot be averaged"),
         ({"student_layers": "5"}, "student_layers=5 is impossible: the teacher has 4; give 1 to 4"),
         ({"student_layers": "0,4"}, "names layer 4, but the teacher's are 0 to 3"),
         ({"student": "no/such/student"}, "no/such/student"),
         ({"next_sentence": True}, "leave out next_sentence"),
         (
-            {**TEACHERS_TEXTS, "teacher": ["a", "b"], "cosine_weight": 0},
+            {**TEACHERS_TEXTS, "teacher": ["a", "b"]},
             "takes texts of one teacher, and 2 were given",
         ),
         (

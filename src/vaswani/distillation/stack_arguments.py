@@ -37,7 +37,12 @@ class StackDistillationArguments(TeacherArguments):
     label_weight: float = field_with_default(TeacherArguments, "label_weight", 2.0)
     soft_target_weight: float = field_with_default(TeacherArguments, "soft_target_weight", 5.0)
     temperature: float = field_with_default(TeacherArguments, "temperature", 2.0)
-    cosine_weight: float = field_with_default(TeacherArguments, "cosine_weight", 1.0)
+    cosine_weight: float = option(
+        None,
+        "Weight of 1 - cosine similarity of the last hidden states; the student's states are projected if "
+        "the widths differ. Default: 1, or with several teachers, whose states cannot be averaged, 0.",
+        at_least=0,
+    )
     student: str = option(
         FROM_TEACHER,
         "Initial student: teacher, student_layers of the teacher's layers; random, new weights in that "
@@ -54,6 +59,8 @@ class StackDistillationArguments(TeacherArguments):
         return False
 
     def __post_init__(self) -> None:
+        if self.cosine_weight is None:
+            self.cosine_weight = 0.0 if len(self.teacher) > 1 else 1.0
         super().__post_init__()
         if not (self.uses_distributions or self.uses_states or self.uses_texts):
             raise UserError(
