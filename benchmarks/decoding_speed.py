@@ -340,8 +340,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--beams", type=int, nargs="+", help="with each of --batch-sizes; 1 is greedy")
     parser.add_argument("--batch-sizes", type=int, nargs="+")
     parser.add_argument("--source-tokens", type=int, nargs="+", help="default: the sentences of the corpus")
-    parser.add_argument("--sentences", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=3, help="times that all sentences are decoded")
+    parser.add_argument("--sentences", type=side_by_side.count, default=128)
+    parser.add_argument(
+        "--rounds", type=side_by_side.count, default=3, help="times that all sentences are decoded"
+    )
     parser.add_argument("--quick", action="store_true", help="a tiny model and few sentences: does it run?")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     args = parser.parse_args()

@@ -86,7 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="show that it runs, with a tiny model")
     parser.add_argument("--json", action="store_true", help="end with a JSON object on the last line")
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=side_by_side.count, default=10)
     args = parser.parse_args()
     side_by_side.quiet()
     torch.set_num_threads(1)

@@ -202,11 +202,13 @@ def parse_arguments() -> argparse.Namespace:
     parser = training_arguments(__doc__)
     parser.add_argument("--shape", choices=side_by_side.SHAPES, default="small")
     parser.add_argument("--steps", type=int, default=1200, help="updates of each training")
-    parser.add_argument("--evaluations", type=int, default=12, help="evaluations of each training")
+    parser.add_argument(
+        "--evaluations", type=side_by_side.count, default=12, help="evaluations of each training"
+    )
     parser.add_argument(
         "--learning-rate", type=float, default=1e-3, help="at the peak, after 1/8 of the updates"
     )
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=side_by_side.count, default=3)
     parser.add_argument("--output", type=Path, default=Path("runs/equal_learning"))
     parser.add_argument("--picture", type=Path, help="PNG or SVG file for the curves")
     args = parser.parse_args()

@@ -131,7 +131,7 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--labels", type=int, nargs="+", help="numbers of training rows; default: all")
     parser.add_argument("--epochs", type=float, nargs="+", help="as many, for each number of rows")
     parser.add_argument("--learning-rates", type=float, nargs="+", help="to choose from", default=[None])
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=side_by_side.count, default=3)
     parser.add_argument("--only", nargs="+", choices=list(BEGINNINGS), help="train these alone")
     parser.add_argument("--picture", type=Path, help="PNG or SVG file for the two curves")
     parser.add_argument("--output", type=Path, default=Path("runs/finetune_from_pretrained"))

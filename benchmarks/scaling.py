@@ -201,7 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--shape", nargs="+", default=["small", "base"], choices=["small", "base"])
     parser.add_argument("--max_tokens", type=int, default=4096, help="of a batch")
-    parser.add_argument("--updates", type=int, default=10)
+    parser.add_argument("--updates", type=side_by_side.count, default=10)
     parser.add_argument("--plan", action="store_true", help="up to 1,024 devices, by the model alone")
     parser.add_argument("--quick", action="store_true", help="show that it runs, with few updates")
     parser.add_argument("--json", action="store_true", help="end with a JSON object on the last line")

@@ -223,6 +223,13 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         print(f"| {' | '.join(cells)} |")
 
 
+def count(text: str) -> int:
+    """Parse an option that counts runs or rows: 1 or more, or nothing would be measured."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: give 1 or more")
+    return number
+
+
 def parse_with_flags(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, list[str]]:
     """Parse the command line; also return the remaining flags, which belong to a configuration.
 

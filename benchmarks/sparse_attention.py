@@ -503,7 +503,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--lengths", type=int, nargs="+", help="default: 1,024 to 65,536")
     parser.add_argument("--block-sizes", type=int, nargs="+", default=[64, 128], help="of our pattern")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--rounds", type=int, help=f"timed; default 7, and {LONG_ROUNDS} of what takes long")
+    parser.add_argument(
+        "--rounds", type=side_by_side.count, help=f"timed; default 7, and {LONG_ROUNDS} of what takes long"
+    )
     parser.add_argument("--dense-limit", type=int, default=2**14, help="longer: dense is extrapolated")
     parser.add_argument("--peer-limit", type=int, default=2**14, help="longer: no BigBird and other peers")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw time against length")

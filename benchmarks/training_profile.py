@@ -175,7 +175,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--max-tokens", type=int, default=4096, help="token budget of a batch")
     parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
-    parser.add_argument("--updates", type=int, default=20, help="that are profiled, after the first ones")
+    parser.add_argument(
+        "--updates", type=side_by_side.count, default=20, help="that are profiled, after the first ones"
+    )
     parser.add_argument("--quick", action="store_true", help="a tiny model and two updates: does it run?")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     args = parser.parse_args()

@@ -267,7 +267,9 @@ def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = training_arguments(__doc__)
     parser.add_argument("--shape", nargs="+", choices=side_by_side.SHAPES, default=["small", "base"])
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each training that are timed")
+    parser.add_argument(
+        "--rounds", type=side_by_side.count, default=7, help="turns of each training that are timed"
+    )
     parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16, on all sides")
     args = parser.parse_args()
     if args.quick:

@@ -116,7 +116,7 @@ def parse_arguments(study: Study, description: str) -> argparse.Namespace:
     parser.add_argument(
         "--data", type=Path, required=True, help="folder of Multi30k: train.jsonl, validation.jsonl"
     )
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=side_by_side.count, default=2)
     parser.add_argument("--max-steps", type=int, default=study.updates, help="updates of each")
     parser.add_argument("--bf16", action="store_true", help="train in bfloat16, on the CPU")
     names = list(study.variations)

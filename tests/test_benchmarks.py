@@ -473,6 +473,25 @@ def test_the_seed_of_a_configuration_is_not_taken_for_the_seeds_of_a_benchmark(
     assert "--seed: the trainings have different seeds; give --seeds" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("script", "option"),
+    [
+        ("equal_learning", "--seeds"),
+        ("finetune_from_pretrained", "--seeds"),
+        ("long_documents", "--seeds"),
+        ("table3", "--seeds"),
+        ("decoding_speed", "--rounds"),
+        ("decoding_profile", "--sentences"),
+        ("training_speed", "--rounds"),
+        ("training_profile", "--updates"),
+    ],
+)
+def test_a_benchmark_refuses_to_measure_nothing(side_by_side, monkeypatch, capsys, script: str, option: str):
+    with pytest.raises(SystemExit):
+        call(monkeypatch, f"{script}.py", option, 0)
+    assert f"argument {option}: 0: give 1 or more" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("study", ["table3", "recipe"])
 def test_each_variation_changes_only_its_setting(variations: ModuleType, study: str, tmp_path: Path):
     configs = configs_of_study(variations, study, tmp_path)
