@@ -328,7 +328,18 @@ REFUSED: dict[str, tuple[Any, str, dict[str, Any], str]] = {
         {},
         "returns logits, and no states to embed texts by: export",
     ),
-    "layers": (Embedder, "encoder", {"layers": "all"}, "returns the states of its last layer only; give"),
+    "layers": (
+        Embedder,
+        "encoder",
+        {"layers": "all"},
+        "layers=all: .*the states of its last layer only; give",
+    ),
+    "counted from the end": (
+        Embedder,
+        "encoder",
+        {"layers": [-2]},
+        r"layers=\[-2\]: a model in ONNX returns",
+    ),
     "another engine": (
         Classifier,
         "classification",

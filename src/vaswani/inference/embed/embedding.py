@@ -133,7 +133,7 @@ class Embedder(FromPretrained):
         self._last = config.num_hidden_layers
         self.layers = _layer_numbers(layers, self._last)
         if isinstance(self.model, OnnxModel | OnnxEncoder):
-            self._check_exported(self.model)
+            self._check_exported(self.model, layers)
         self.combine = _combination(combine, len(self.layers), model.device)
         self.normalize = normalize
         self._normalizes_texts = False  # as sentence-transformers does with its model
@@ -310,7 +310,7 @@ class Embedder(FromPretrained):
             raise RunError(f"the model's states leave the range of {self._dtype}; try dtype float32")
         return together.split([len(of_text) for of_text in vectors])
 
-    def _check_exported(self, model: OnnxModel | OnnxEncoder) -> None:
+    def _check_exported(self, model: OnnxModel | OnnxEncoder, layers: str | Sequence[int]) -> None:
         """Raise a UserError if a model in ONNX does not return the states of the selected layers."""
         if "last_hidden_state" not in model.outputs:
             of_head = [name for name in model.outputs if not name.startswith("present.")]
@@ -321,7 +321,8 @@ class Embedder(FromPretrained):
             )
         if self.layers != [self._last]:
             raise UserError(
-                f"layers={self.layers}: a model in ONNX returns the states of its last layer only; give last"
+                f"layers={layers}: a model in ONNX returns the states of its last layer only; give last, or "
+                "the folder that it was exported from"
             )
 
     @torch.no_grad()
