@@ -104,7 +104,8 @@ def _check_exportable(model: PreTrainedModel, max_positions: int | None) -> None
         if set(config.layer_attention(stack)) != {"full"}:
             found = getattr(config, f"{stack}_attention")
             raise UserError(
-                f"{stack}_attention={found!r} is not supported: CTranslate2 has full attention only"
+                f"{stack}_attention={found!r} is not supported: CTranslate2 has full attention "
+                "only; run the model itself (--engine torch), or save it by torch.export"
             )
     if config.activation_function not in ACTIVATIONS:
         raise UserError(

@@ -112,7 +112,8 @@ def check_exportable(model: PreTrainedModel) -> None:
         if "sparse" in config.layer_attention(stack):
             found = getattr(config, f"{stack}_attention")
             raise UserError(
-                f"{stack}_attention={found!r} is not supported: ONNX models have full attention only"
+                f"{stack}_attention={found!r} is not supported: ONNX models have full attention "
+                "only; run the model itself (--engine torch), or save it by torch.export"
             )
 
 
