@@ -426,10 +426,6 @@ def test_conversion_keeps_the_training_mode_and_copies_the_weights() -> None:
             "is_causal=True has no counterpart in vaswani",
         ),
         (
-            lambda: MarianMTModel(MarianConfig(**SMALL_MARIAN, encoder_layerdrop=0.1)),
-            "encoder_layerdrop=0.1 has no counterpart",
-        ),
-        (
             lambda: MarianMTModel(MarianConfig(**SMALL_MARIAN, tie_word_embeddings=False)),
             "share_encoder_decoder_embeddings=True with tie_word_embeddings=False has no counterpart",
         ),
@@ -562,6 +558,19 @@ def test_a_special_token_outside_the_vocabulary_is_left_out_with_a_warning(
     assert torch.equal(
         ours.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0, eos_token_id=9), expected
     )
+
+
+@pytest.mark.parametrize("field", ["encoder_layerdrop", "decoder_layerdrop"])
+def test_a_share_of_layers_that_training_drops_is_left_out_with_a_warning(
+    field: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has no effect on what the model computes after its training."""
+    theirs = randomize(MarianMTModel(MarianConfig(**SMALL_MARIAN, **{field: 0.5}))).eval()
+    ours: Any = convert(theirs)
+    assert f"{field}=0.5, which has an effect in training only, has no counterpart" in caplog.text
+    ids = {"input_ids": torch.tensor([[3, 4, 5]]), "decoder_input_ids": torch.tensor([[3, 6]])}
+    torch.testing.assert_close(ours(**ids).logits, theirs(**ids).logits, atol=1e-5, rtol=1e-5)
+    assert getattr(export(ours, "marian").config, field) == 0
 
 
 @pytest.mark.parametrize(

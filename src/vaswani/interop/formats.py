@@ -51,6 +51,7 @@ class Format:
         classes: maps their class names to ours.
         fields: maps their fields to our fields of the same meaning.
         theirs: values that their fields must have, because other values have no counterpart.
+        training_only: likewise, for fields that only a training uses: other values are lost with a warning.
         ours: values that our fields have for all these models.
         base: rules for the tensors of their base model.
         prefix: prefix of the base model's tensor names in a model with a head.
@@ -70,6 +71,7 @@ class Format:
     prefix: str
     heads: tuple[Rule, ...]
     theirs: dict[str, Any] = field(default_factory=dict)
+    training_only: dict[str, Any] = field(default_factory=dict)
     ours: dict[str, Any] = field(default_factory=dict)
     free: frozenset[str] = frozenset({"position_from_mask"})  # no effect if padding is on the right
     derived: Callable[[Any, str], dict[str, Any]] = lambda config, class_name: {}
@@ -93,6 +95,12 @@ class Format:
                 raise UserError(
                     f"{name}={found!r} has no counterpart in vaswani: only {self.name} models with "
                     f"{name}={value!r} can be converted"
+                )
+        for name, value in self.training_only.items():
+            if (found := getattr(config, name, value)) != value:
+                logger.warning(
+                    "%s=%r, which has an effect in training only, has no counterpart in vaswani: left out.",
+                    *(name, found),
                 )
         causal = getattr(config, "is_causal", None)  # if set, transformers' masks follow it
         if causal is not None and not (causal and self.our_config_class.stacks == ("decoder",)):
@@ -127,6 +135,7 @@ class Format:
                 )
         values = {name: getattr(config, our_name) for name, our_name in self.fields.items()}
         values |= {name: getattr(config, name, None) for name in SHARED_FIELDS} | self.theirs
+        values |= self.training_only
         return build_config(self.config_class, {**values, **self.derived_back(config)})
 
 

@@ -26,7 +26,7 @@ SAME_FIELDS = (
     *("scale_embedding", "max_position_embeddings", "decoder_start_token_id", "use_cache"),
 )
 FIELDS = {**{name: name for name in SAME_FIELDS}, "init_std": "initializer_range"}
-THEIRS = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
+TRAINING_ONLY = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
 LONGEST_TABLE = 2**13  # maximum positions of an exported model; each load computes them in Python
 
 
@@ -89,7 +89,8 @@ MARIAN = Format(
         "decoder_vocab_size": "decoder_vocab_size",
         "share_encoder_decoder_embeddings": "share_encoder_decoder_embeddings",
     },
-    theirs={**THEIRS, "is_decoder": False},
+    theirs={"is_decoder": False},
+    training_only=TRAINING_ONLY,
     ours={
         **OURS,
         "sinusoidal_layout": "concatenated",
@@ -130,7 +131,7 @@ FSMT = Format(
     our_config_class=VaswaniConfig,
     classes={"FSMTForConditionalGeneration": "VaswaniForConditionalGeneration"},
     fields={**FIELDS, "src_vocab_size": "vocab_size", "tgt_vocab_size": "decoder_vocab_size"},
-    theirs=THEIRS,
+    training_only=TRAINING_ONLY,
     ours={
         **OURS,
         "sinusoidal_layout": "tensor2tensor",
