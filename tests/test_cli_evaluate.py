@@ -654,7 +654,13 @@ def test_scores_of_questions_are_saved(answering: Path, tmp_path: Path, capfd) -
 
 def test_scores_of_a_language_model_are_saved(pretrained: Path, tmp_path: Path, capfd) -> None:
     model, data = pretrained / "causal", pretrained / "test.jsonl"
-    check_scores(save_scores(capfd, model, data, tmp_path / "model", "--device", "cpu"), model)
+    saved = save_scores(capfd, model, data, tmp_path / "model", "--device", "cpu")
+    check_scores(saved, model)
+    assert saved["search"] == {"max_length": 24}
+    shorter = ["--device", "cpu", "--max_source_length", 12, "--stride", 4]
+    saved = save_scores(capfd, model, data, tmp_path / "shorter", *shorter)
+    assert saved["search"] == {"max_length": 12, "stride": 4}
+    assert ", with max_length 12, stride 4:" in outcome(capfd, "card", "--model", tmp_path / "shorter")[1]
 
 
 def test_scores_of_translations_are_saved(tmp_path: Path, capfd) -> None:

@@ -184,7 +184,9 @@ def _score(request: EvaluationRequest) -> dict[str, Any]:
 
     if request.kind not in EVALUATIONS:
         record = _evaluate_texts(request)
-        _save(request, record)
+        search = {name: record[name] for name in ("max_length", "stride") if name in record}
+        content = {name: value for name, value in record.items() if name not in search}
+        _save(request, {**content, "search": search})
         return record
     with LineWriter(request.options["output_name"] or os.devnull) as writer:
         result, lines, record = EVALUATIONS[request.kind](request)

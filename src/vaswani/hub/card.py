@@ -331,12 +331,13 @@ def _results(run: RunMetadata, repo_id: str) -> str:
     if not evaluation:
         return "No scores are known: the run had no evaluation data, or is not finished."
     search = ", ".join(f"{name} {value}" for name, value in evaluation.get("search", {}).items())
+    how = "decoded with" if "num_beams" in evaluation.get("search", {}) else "with"
     rows = map(_score_cells, evaluation["metrics"].values())
     scored = f"{evaluation['rows']:,} {evaluation.get('unit', 'rows')}"
     parts = [
         f"On the {scored} of the {evaluation['split']} split of "
         + _evaluated_data(run)
-        + (f", decoded with {search}:" if search else ":"),
+        + (f", {how} {search}:" if search else ":"),
         markdown_table(["Metric", "Score", "95 % interval", "Signature"], rows, numbers=["Score"]),
         f"Intervals: {evaluation['intervals']}.",
     ]

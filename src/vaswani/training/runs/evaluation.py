@@ -109,7 +109,7 @@ def evaluate_language_model(
 
     Returns:
         The content of `evaluation.json`, with `perplexity`, `accuracy` and, of a causal model,
-        `bits_per_byte` if its tokenizer is one of bytes.
+        `bits_per_byte` if its tokenizer is one of bytes; and `max_length` and `stride`, which they depend on.
 
     Raises:
         UserError: the model or its tokenizer cannot be evaluated, or the corpus cannot be read.
@@ -119,7 +119,7 @@ def evaluate_language_model(
         run.check()
         trainer, rows = _prepared(run, split, max_rows, report)
         trainer.evaluate(rows, metric_key_prefix=split)
-        found = report_scores(trainer, split, rows)
+        found = {**report_scores(trainer, split, rows), "max_length": run.config.data.max_length}
         return found if stride is None else {**found, "stride": stride}
 
 
@@ -137,14 +137,14 @@ def evaluate_completions(
 
     Returns:
         The content of `evaluation.json`, with `perplexity` and `accuracy` of the tokens of the completions,
-        and `examples` of what the model writes.
+        and `examples` of what the model writes; and `max_length`.
     """
     with tempfile.TemporaryDirectory() as output:
         run = _completion_run(folder, {"output_dir": output, **settings})
         run.check()
         trainer, rows = _prepared(run, split, max_rows, report)
         trainer.evaluate(rows, metric_key_prefix=split)
-        return run.show_scores(trainer, split, rows)
+        return {**run.show_scores(trainer, split, rows), "max_length": run.config.data.max_length}
 
 
 @contextmanager
