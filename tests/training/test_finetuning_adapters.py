@@ -147,7 +147,10 @@ def test_plain_peft_loads_an_adapter_as_the_card_says(
     finetune(config_for(toys, task, model, tmp_path / "run", max_steps=2))
     card = (tmp_path / "run" / "README.md").read_text()
     assert "library_name: peft" in card
-    assert f"This is an adapter (LoRA) of rank 2 for `{model}`, which it needs." in card
+    stored = load_file(tmp_path / "run" / "adapter_model.safetensors")
+    held = f"{sum(weights.numel() for weights in stored.values()):,} parameters"
+    assert f"This is an adapter (LoRA) of rank 2 for `{model}`, which it needs. It holds {held}." in card
+    assert (f"| Adapter | {held} |" in card) == (model in ("encoder", "decoder"))  # the others have no table
     assert "| `lora_rank` | 2 |" in card
     assert "PeftModel.from_pretrained(base, " in card
     shape = AutoConfig.from_pretrained(tmp_path / "run")

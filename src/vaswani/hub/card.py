@@ -108,7 +108,7 @@ def model_card(run: RunMetadata, repo_id: str) -> ModelCard:
         "Results": _results(run, repo_id),
         "Data": _data(run),
         "Training": _training(run),
-        "Architecture": architecture_table(run.config, run.num_parameters)
+        "Architecture": architecture_table(run.config, run.num_parameters, run.adapter_parameters)
         if isinstance(run.config, VaswaniFamilyConfig)
         else f"That of `{_class_name(run)}` in transformers; see `config.json`.",
         "Limits": "\n".join(f"- {limit}" for limit in _limits(run)),
@@ -245,6 +245,7 @@ def _summary(run: RunMetadata) -> str:
     if base := _adapted(run):
         parts.append(
             f"This is an adapter (LoRA) of rank {run.adapter.get('r')} for `{base}`, which it needs."
+            + f" It holds {run.adapter_parameters:,} parameters." * (run.adapter_parameters > 0)
         )
     if run.averaged:
         names = ", ".join(f"`{name}`" for name in run.averaged)

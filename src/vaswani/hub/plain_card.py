@@ -124,8 +124,16 @@ def _is_sparse(config: VaswaniFamilyConfig) -> bool:
     return any("sparse" in config.layer_attention(stack) for stack in config.stacks)
 
 
-def architecture_table(config: VaswaniFamilyConfig, num_parameters: int) -> str:
-    """Return a Markdown table of the model's sizes and options."""
+def architecture_table(
+    config: VaswaniFamilyConfig, num_parameters: int, adapter_parameters: int = 0
+) -> str:
+    """Return a Markdown table of the model's sizes and options.
+
+    Args:
+        config: configuration of the model.
+        num_parameters: number of parameters; shared parameters count once.
+        adapter_parameters: number of parameters in the model's adapter; 0 without one.
+    """
     positions = {
         "sinusoidal": f"sinusoidal ({config.sinusoidal_layout}), of any length",
         "learned": f"learned, {config.max_position_embeddings:,} at most",
@@ -136,6 +144,7 @@ def architecture_table(config: VaswaniFamilyConfig, num_parameters: int) -> str:
     rows = {
         "Parameters": f"{num_parameters:,}",
         "Size": f"{megabytes:,.1f} MB of weights in {str(dtype).removeprefix('torch.')}",
+        **({"Adapter": f"{adapter_parameters:,} parameters"} if adapter_parameters else {}),
         "Vocabulary": _vocabulary(config),
         "Width (d_model)": f"{config.d_model:,}",
         "Layers": _size_per_stack(config, "layers"),

@@ -17,6 +17,7 @@ from vaswani.errors import UserError, one_line
 from vaswani.files.json_files import read_object
 from vaswani.files.run_files import (
     ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
     AVERAGED_FILE,
     CORPUS_FILE,
     EVALUATION_FILE,
@@ -44,7 +45,7 @@ class RunMetadata:
 
     Args:
         config: configuration of the model, with the name of its class.
-        num_parameters: number of parameters; shared parameters count once.
+        num_parameters: number of parameters; shared parameters count once, and an adapter's do not count.
         settings: settings of the training, flat, as in its configuration file.
         corpus: the sources of the rows and their numbers.
         evaluation: scores with intervals and signatures, search options, and examples.
@@ -54,6 +55,7 @@ class RunMetadata:
         unfinished: the progress of a training that is not finished, such as "update 200 of 1,000".
         averaged: names of the checkpoints whose weights were averaged.
         adapter: the configuration of the adapter that the folder holds in place of a model.
+        adapter_parameters: number of parameters that the adapter holds.
     """
 
     config: PreTrainedConfig
@@ -67,6 +69,7 @@ class RunMetadata:
     unfinished: str = ""
     averaged: tuple[str, ...] = ()
     adapter: dict[str, Any] = field(default_factory=dict)
+    adapter_parameters: int = 0
 
     def with_settings(self, **stated: Any) -> RunMetadata:
         """Return a copy with these settings replaced; empty values are ignored."""
@@ -96,7 +99,15 @@ def read_run_metadata(folder: Path, config: PreTrainedConfig | None = None) -> R
         target_tokenizer=TARGET_SUBFOLDER if (folder / TARGET_SUBFOLDER).is_dir() else None,
         averaged=tuple(_record(folder / AVERAGED_FILE).get("checkpoints", ())),
         adapter=_record(folder / ADAPTER_CONFIG),
+        adapter_parameters=_adapter_parameters(folder / ADAPTER_WEIGHTS),
     )
+
+
+def _adapter_parameters(file: Path) -> int:
+    """Return the number of parameters in the weights of an adapter; 0 if there is no file."""
+    from vaswani.hub.weights import stored_tensors  # imports this module
+
+    return sum(tensor.num_elements for tensor in stored_tensors(file).values()) if file.is_file() else 0
 
 
 def check_holds_model(folder: Path) -> Path:
