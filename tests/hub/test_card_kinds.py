@@ -1,12 +1,16 @@
 """The cards of encoders and decoders name the task and the data of the scores."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from toy_labels import save_toy_classifier
 from vaswani import VaswaniConfig, VaswaniDecoderConfig, VaswaniEncoderConfig
 from vaswani.hub.card import model_card
-from vaswani.hub.run_metadata import RunMetadata
+from vaswani.hub.plain_card import usage
+from vaswani.hub.run_metadata import RunMetadata, read_config
+from vaswani.inference.classify.classification import Classifier
 
 SCORE = {"value": 61.25, "low": 55.0, "high": 67.5, "signature": None}
 KINDS: list[tuple[str, dict[str, Any], dict[str, Any], list[str]]] = [
@@ -136,3 +140,19 @@ def test_a_pretrained_encoder_decoder_without_scores_has_its_task_and_removed_te
     assert "pipeline_tag: text-generation" in card
     assert 'tokenizer(["The weather <extra_id_0> today."], return_tensors="pt")' in card
     assert "pipeline_tag" not in str(model_card(RunMetadata(facts.config, 1_234), "ada/toy"))  # nothing known
+
+
+@pytest.mark.parametrize("library", [False, True])
+@pytest.mark.parametrize("task", ["classification", "multi_label", "regression"])
+def test_the_snippet_of_a_classifier_prints_the_labels_with_their_probabilities(
+    task: str, library: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_toy_classifier(tmp_path, task, library)
+    snippet = usage(read_config(folder), str(folder), "the film").split("```python")[1].split("```")[0]
+    exec(snippet, {})
+    (expected,) = Classifier.from_pretrained(folder)(["the film"])
+    printed = capsys.readouterr().out
+    if task == "regression":
+        assert f"{expected.label:.4f}" in printed
+    else:
+        assert eval(printed) == pytest.approx(expected.probabilities)

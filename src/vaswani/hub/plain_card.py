@@ -198,12 +198,17 @@ def _attention(config: VaswaniFamilyConfig, stack: str) -> str:
 _WITH_VOCABULARY_HEAD = (
     *("AutoModelForSeq2SeqLM", "AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForPreTraining"),
 )
-# The last line of a snippet for a model that does not generate.
+# The last lines of a snippet for a model that does not generate.
 _SHOWN = {
     "AutoModel": "print(model(**inputs).last_hidden_state.shape)",
     "AutoModelForPreTraining": "print(model(**inputs).prediction_logits)",
     "AutoModelForQuestionAnswering": "print(model(**inputs).start_logits)",
 }
+# The last lines of a snippet for a classifier.
+_PROBABILITIES = (
+    "probabilities = model(**inputs).logits[0].{function}.tolist()\n"
+    "print({{model.config.id2label[label]: share for label, share in enumerate(probabilities)}})"
+)
 
 
 def _auto_class(config: PreTrainedConfig) -> str:
@@ -214,12 +219,16 @@ def _auto_class(config: PreTrainedConfig) -> str:
     return "AutoModelForSeq2SeqLM" if found == "AutoModel" and has_head else found
 
 
-def _running(auto_class: str, is_encoder_decoder: bool, decoder: str) -> str:
-    """Return the line of Python that runs a model and prints what it returns."""
+def _running(auto_class: str, config: PreTrainedConfig, decoder: str) -> str:
+    """Return the lines of Python that run a model and print what it returns."""
     if auto_class in ("AutoModelForSeq2SeqLM", "AutoModelForCausalLM"):
         return f"print({decoder}.batch_decode(model.generate(**inputs), skip_special_tokens=True))"
-    if auto_class == "AutoModel" and is_encoder_decoder:
+    if auto_class == "AutoModel" and config.is_encoder_decoder:
         return "print(model.encoder(**inputs).last_hidden_state.shape)"
+    is_regressor = config.problem_type == "regression" or config.num_labels == 1
+    if auto_class == "AutoModelForSequenceClassification" and not is_regressor:
+        is_multi_label = config.problem_type == "multi_label_classification"
+        return _PROBABILITIES.format(function="sigmoid()" if is_multi_label else "softmax(-1)")
     return _SHOWN.get(auto_class, "print(model(**inputs).logits)")
 
 
@@ -245,7 +254,7 @@ def usage(
     decoder = "tokenizer" if target_tokenizer is None else "target_tokenizer"
     examples = [example, *([] if second_example is None else [second_example])]
     texts = ", ".join(f"[{json.dumps(text, ensure_ascii=False)}]" for text in examples)
-    run = _running(auto_class, config.is_encoder_decoder, decoder)
+    run = _running(auto_class, config, decoder)
 
     def snippet(first_line: str = "", options: str = "") -> str:
         place = f'"{repo_id}"{options}'
