@@ -129,6 +129,27 @@ def test_the_card_describes_each_kind_of_model(
     assert ("| Output projection |" in card) == architecture.endswith("LM")  # others do not predict tokens
 
 
+@pytest.mark.parametrize(
+    ("architecture", "settings", "texts"),
+    [
+        ("VaswaniForConditionalGeneration", {"source_prefix": ">>deu<< "}, '[">>deu<< A text to translate."]'),
+        ("VaswaniForConditionalGeneration", {"task": "summarization"}, '["A text to summarize."]'),
+        ("VaswaniForSequenceClassification", {"text_pair_field": "b"}, '["A text to classify."], ["A second te'),
+        ("VaswaniForTokenClassification", {}, '["Words to tag."]'),
+        ("VaswaniForQuestionAnswering", {}, '["Who saw Rome?"], ["Ann saw Rome."]'),
+        ("VaswaniForCausalLM", {}, '["The beginning of a text"]'),
+        ("VaswaniEncoderModel", {}, '["A text."]'),
+    ],
+)
+def test_without_examples_the_snippet_has_a_text_for_the_task(
+    architecture: str, settings: dict, texts: str
+) -> None:
+    family = {"Conditional": VaswaniConfig, "Causal": VaswaniDecoderConfig}
+    kind = next((found for part, found in family.items() if part in architecture), VaswaniEncoderConfig)
+    facts = RunMetadata(kind(vocab_size=300, architectures=[architecture]), 1_234, settings)
+    assert f"tokenizer({texts}" in str(model_card(facts, "ada/toy"))
+
+
 def test_a_pretrained_encoder_decoder_without_scores_has_its_task_and_removed_text_to_fill_in() -> None:
     facts = RunMetadata(
         config=VaswaniConfig(vocab_size=300, architectures=["VaswaniForConditionalGeneration"]),

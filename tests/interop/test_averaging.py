@@ -353,3 +353,13 @@ def test_averaging_does_not_change_the_input_files(tmp_path: Path) -> None:
     assert {
         path: path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()
     } == before
+
+
+def test_the_card_of_a_mean_shows_a_text_of_the_evaluation_of_a_run(tmp_path: Path) -> None:
+    folders = several(tmp_path, count=2)
+    example = {"source": "one two", "translation": "zwei", "reference": "eins zwei"}
+    (folders[1] / "evaluation.json").write_text(json.dumps({"examples": [example]}))
+    average(folders, tmp_path / "out")
+    averaged = json.loads((tmp_path / "out" / "averaged.json").read_text())
+    assert averaged == {"checkpoints": ["model-0", "model-1"], "example": {"source": "one two"}}
+    assert 'tokenizer(["one two"], return_tensors="pt")' in (tmp_path / "out" / "README.md").read_text()

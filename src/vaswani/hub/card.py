@@ -25,6 +25,7 @@ from vaswani.hub.plain_card import (
     describe,
     markdown_table,
     model_tags,
+    neutral_example,
     usage,
 )
 from vaswani.hub.run_metadata import RunMetadata
@@ -301,10 +302,8 @@ def _starting_point(settings: dict[str, Any]) -> str | None:
 
 
 def _usage(run: RunMetadata, repo_id: str) -> str:
-    example: dict[str, Any] = next(iter(run.evaluation.get("examples", ())), {})
-    is_filled = run.settings.get("objective") == "span_denoising"
-    usual = f"The weather {sentinel_names(1)[0]} today." if is_filled else "Guten Tag!"
-    text = next((example[name] for name in ("source", "text", "prompt") if name in example), usual)
+    example: dict[str, Any] = next(iter(run.evaluation.get("examples", ())), run.example)
+    text = next((example[name] for name in ("source", "text", "prompt") if name in example), _neutral(run))
     text = " ".join(text) if isinstance(text, list) else text  # words that were tagged
     prefix = run.settings.get("source_prefix") or ""
     text = _shortened(text if text.startswith(prefix) else prefix + text)
@@ -313,9 +312,16 @@ def _usage(run: RunMetadata, repo_id: str) -> str:
         question, context = map(_shortened, pair)
         return usage(run.config, repo_id, question, context, adapts=_adapted(run))
     reads_pairs = run.settings.get("text_pair_field") is not None
-    second = _shortened(example.get("text_pair", "Good day!")) if reads_pairs else None
+    second = _shortened(example.get("text_pair", "A second text.")) if reads_pairs else None
     target = run.target_tokenizer
     return usage(run.config, repo_id, text, second, target_tokenizer=target, adapts=_adapted(run))
+
+
+def _neutral(run: RunMetadata) -> str:
+    """Return a text for a model without examples of its own."""
+    if run.settings.get("objective") == "span_denoising":
+        return f"The weather {sentinel_names(1)[0]} today."
+    return "A text to summarize." if _pipeline(run) == "summarization" else neutral_example(run.config)
 
 
 def _adapted(run: RunMetadata) -> str | None:

@@ -232,10 +232,23 @@ def _running(auto_class: str, config: PreTrainedConfig, decoder: str) -> str:
     return _SHOWN.get(auto_class, "print(model(**inputs).logits)")
 
 
+_EXAMPLES = {
+    "AutoModelForSeq2SeqLM": "A text to translate.",
+    "AutoModelForCausalLM": "The beginning of a text",
+    "AutoModelForSequenceClassification": "A text to classify.",
+    "AutoModelForTokenClassification": "Words to tag.",
+}
+
+
+def neutral_example(config: PreTrainedConfig) -> str:
+    """Return a text that tells what the model reads, for a model without examples of its own."""
+    return _EXAMPLES.get(_auto_class(config), "A text.")
+
+
 def usage(
     config: PreTrainedConfig,
     repo_id: str,
-    example: str = "Guten Tag!",
+    example: str | None = None,
     second_example: str | None = None,
     target_tokenizer: str | None = None,
     adapts: str | None = None,
@@ -245,14 +258,14 @@ def usage(
     Args:
         config: configuration of the model, with the name of its class.
         repo_id: name from which the model can be loaded.
-        example: a text to translate, a question, or the first text of a pair.
+        example: a text to translate, a question, or the first text of a pair; default `neutral_example`.
         second_example: the text that answers the question, or the second text of a pair.
         target_tokenizer: subfolder of the target tokenizer in the repository, if there is one.
         adapts: for an adapter, the name of its model.
     """
     auto_class = _auto_class(config)
     decoder = "tokenizer" if target_tokenizer is None else "target_tokenizer"
-    examples = [example, *([] if second_example is None else [second_example])]
+    examples = [example or neutral_example(config), *([] if second_example is None else [second_example])]
     texts = ", ".join(f"[{json.dumps(text, ensure_ascii=False)}]" for text in examples)
     run = _running(auto_class, config, decoder)
 

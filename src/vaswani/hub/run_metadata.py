@@ -54,6 +54,7 @@ class RunMetadata:
         target_tokenizer: subfolder of the target tokenizer, if it differs from the source tokenizer.
         unfinished: the progress of a training that is not finished, such as "update 200 of 1,000".
         averaged: names of the checkpoints whose weights were averaged.
+        example: texts of a row that the averaged models were evaluated on, by field.
         adapter: the configuration of the adapter that the folder holds in place of a model.
         adapter_parameters: number of parameters that the adapter holds.
     """
@@ -68,6 +69,7 @@ class RunMetadata:
     target_tokenizer: str | None = None
     unfinished: str = ""
     averaged: tuple[str, ...] = ()
+    example: dict[str, Any] = field(default_factory=dict)
     adapter: dict[str, Any] = field(default_factory=dict)
     adapter_parameters: int = 0
 
@@ -88,6 +90,7 @@ def read_run_metadata(folder: Path, config: PreTrainedConfig | None = None) -> R
         UserError: the folder holds no model, or a file cannot be read.
     """
     config = config or read_config(folder)
+    averaged = _record(folder / AVERAGED_FILE)
     return RunMetadata(
         config=config,
         num_parameters=count_parameters(config),
@@ -97,7 +100,8 @@ def read_run_metadata(folder: Path, config: PreTrainedConfig | None = None) -> R
         distillation=_text(folder / REPORT_TEXT),
         has_plot=(folder / REPORT_PLOT).is_file(),
         target_tokenizer=TARGET_SUBFOLDER if (folder / TARGET_SUBFOLDER).is_dir() else None,
-        averaged=tuple(_record(folder / AVERAGED_FILE).get("checkpoints", ())),
+        averaged=tuple(averaged.get("checkpoints", ())),
+        example=averaged.get("example", {}),
         adapter=_record(folder / ADAPTER_CONFIG),
         adapter_parameters=_adapter_parameters(folder / ADAPTER_WEIGHTS),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from vaswani.errors import UserError
 from vaswani.files.atomic_files import check_output_folder, whole_folder, write_json
 from vaswani.files.json_files import read_object
-from vaswani.files.run_files import AVERAGED_FILE, CORPUS_FILE, MANIFEST, SETTINGS_FILE
+from vaswani.files.run_files import AVERAGED_FILE, CORPUS_FILE, EVALUATION_FILE, MANIFEST, SETTINGS_FILE
 from vaswani.files.run_settings import read_settings
 from vaswani.hub.card import write_card
 from vaswani.hub.checkpoint import local_folder
@@ -44,6 +44,8 @@ IGNORED = (
     *("transformers_version", "_name_or_path", "name_or_path", "is_local", "local_files_only"),
     *("padding", "truncation"),
 )
+# Fields of the examples in `evaluation.json` that a model reads.
+MODEL_INPUTS = ("source", "text", "text_pair", "question", "context", "prompt")
 _ABSENT = "no value"
 _LONGEST = 60  # characters of a value in a message
 
@@ -307,8 +309,9 @@ def _copy_files(folders: Sequence[Path], output: Path) -> None:
 
 def _record(folders: Sequence[Path], output: Path, name: str) -> None:
     """Write the names of the averaged checkpoints, what is known about their training, and the card."""
-    write_json(output / AVERAGED_FILE, {"checkpoints": [folder.resolve().name for folder in folders]})
     runs = list(dict.fromkeys(_run_of(folder) for folder in folders))
+    averaged = {"checkpoints": [folder.resolve().name for folder in folders], "example": _example(runs)}
+    write_json(output / AVERAGED_FILE, averaged)
     if len(runs) == 1 and (runs[0] / SETTINGS_FILE).is_file():
         shutil.copyfile(runs[0] / SETTINGS_FILE, output / SETTINGS_FILE)
     elif settings := _shared([read_settings(run) for run in runs]):
@@ -319,6 +322,14 @@ def _record(folders: Sequence[Path], output: Path, name: str) -> None:
     if all(path.is_file() for path in corpora) and len({path.read_bytes() for path in corpora}) == 1:
         shutil.copyfile(corpora[0], output / CORPUS_FILE)
     write_card(output, read_run_metadata(output), name)
+
+
+def _example(runs: Iterable[Path]) -> dict[str, Any]:
+    """Return the texts of the first row that a run's evaluation shows, for the card; empty if none does."""
+    for path in (run / EVALUATION_FILE for run in runs):
+        if examples := path.is_file() and read_object(path).get("examples"):
+            return {field: examples[0][field] for field in MODEL_INPUTS if field in examples[0]}
+    return {}
 
 
 def _run_of(folder: Path) -> Path:
