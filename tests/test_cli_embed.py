@@ -232,7 +232,7 @@ def test_a_too_long_line_gives_a_one_line_error_or_is_truncated(model: Path, tmp
         (["--combine", "no.safetensors"], "no.safetensors holds no scalar mix"),
         (["--output", "x.npy", "--words"], "x.npy can hold one vector per text, not vectors of words"),
         (["--output", "/no/such/x.npy"], "cannot write /no/such/x.npy: /no/such is not a writable folder"),
-        (["--output", "/no/such/x"], "cannot write /no/such/x.partial: No such file or directory"),
+        (["--output", "/no/such/x"], "cannot write /no/such/x: No such file or directory"),
         (["--input", "/no/such/file"], "cannot read /no/such/file: No such file or directory"),
         (["--max_tokens_per_batch", "0"], "max_tokens_per_batch=0 must be at least 1"),
         (["--device", "gpu"], "device 'gpu' cannot be used here"),

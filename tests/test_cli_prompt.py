@@ -144,7 +144,7 @@ def test_fewer_shots_than_requested_give_a_warning(
         (["--seed", "x"], "Invalid value for '--seed'"),
         (["--task", "nowhere.yaml"], "task file nowhere.yaml does not exist"),
         (["--model", "/no/such/model"], "model folder /no/such/model does not exist"),
-        (["--output", "/no/such/file"], "cannot write /no/such/file.partial: No such file or directory"),
+        (["--output", "/no/such/file"], "cannot write /no/such/file: No such file or directory"),
         (["--max_tokens_per_batch", "0"], "max_tokens_per_batch=0 must be at least 1"),
         (["--device", "gpu"], "device 'gpu' cannot be used here"),
         (["--dtype", "fp16"], "dtype 'fp16' is unknown"),

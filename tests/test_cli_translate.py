@@ -312,7 +312,7 @@ def test_a_model_that_cannot_translate_gives_an_error(
     ("flags", "message"),
     [
         (["--input", "/no/such/file"], "cannot read /no/such/file: No such file or directory"),
-        (["--output", "/no/such/file"], "cannot write /no/such/file.partial: No such file or directory"),
+        (["--output", "/no/such/file"], "cannot write /no/such/file: No such file or directory"),
         (["--n_best", "5"], "n_best=5 is more than num_beams=4; raise num_beams"),
         (["--n_best", "0"], "n_best=0 must be at least 1"),
         (["--num_beams", "0"], "num_beams=0 must be at least 1"),

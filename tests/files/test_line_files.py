@@ -130,7 +130,7 @@ def test_a_full_disk_raises_a_one_line_error() -> None:
 def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
     missing = str(tmp_path / "nowhere" / "file.txt")
     attempts = {
-        f"cannot write {missing}.partial: No such file or directory; create the folder "
+        f"cannot write {missing}: No such file or directory; create the folder "
         f"{Path(missing).parent} first": lambda: LineWriter(missing),
         f"cannot write {tmp_path}: Is a directory": lambda: LineWriter(str(tmp_path)),
         f"cannot read {missing}: No such file or directory": lambda: open_lines(missing).__enter__(),

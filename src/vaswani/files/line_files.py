@@ -216,7 +216,9 @@ class LineWriter:
         except (OSError, ValueError) as error:
             folder = Path(name).absolute().parent
             advice = "" if os.path.exists(folder) else f"; create the folder {folder} first"
-            raise UserError(f"cannot write {self._name}: {reason(error)}{advice}") from error
+            # Only what is already at NAME.partial can be its own problem.
+            blamed = self._name if os.path.lexists(self._name) else name
+            raise UserError(f"cannot write {blamed}: {reason(error)}{advice}") from error
 
     def _open(self) -> BinaryIO:
         """Open and empty the file, locked for this process."""
