@@ -132,9 +132,17 @@ def test_the_card_describes_each_kind_of_model(
 @pytest.mark.parametrize(
     ("architecture", "settings", "texts"),
     [
-        ("VaswaniForConditionalGeneration", {"source_prefix": ">>deu<< "}, '[">>deu<< A text to translate."]'),
+        (
+            "VaswaniForConditionalGeneration",
+            {"source_prefix": ">>deu<< "},
+            '[">>deu<< A text to translate."]',
+        ),
         ("VaswaniForConditionalGeneration", {"task": "summarization"}, '["A text to summarize."]'),
-        ("VaswaniForSequenceClassification", {"text_pair_field": "b"}, '["A text to classify."], ["A second te'),
+        (
+            "VaswaniForSequenceClassification",
+            {"text_pair_field": "b"},
+            '["A text to classify."], ["A second te',
+        ),
         ("VaswaniForTokenClassification", {}, '["Words to tag."]'),
         ("VaswaniForQuestionAnswering", {}, '["Who saw Rome?"], ["Ann saw Rome."]'),
         ("VaswaniForCausalLM", {}, '["The beginning of a text"]'),

@@ -124,9 +124,7 @@ def _is_sparse(config: VaswaniFamilyConfig) -> bool:
     return any("sparse" in config.layer_attention(stack) for stack in config.stacks)
 
 
-def architecture_table(
-    config: VaswaniFamilyConfig, num_parameters: int, adapter_parameters: int = 0
-) -> str:
+def architecture_table(config: VaswaniFamilyConfig, num_parameters: int, adapter_parameters: int = 0) -> str:
     """Return a Markdown table of the model's sizes and options.
 
     Args:
