@@ -12,7 +12,7 @@ from transformers import FSMTTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from library_tokenizers import KINDS, SOURCES, TARGETS, library_tokenizers, marian
 from toy_translation import WORDS
-from vaswani.data.text_codec import TextCodec, for_languages, has_one_vocabulary
+from vaswani.data.text_codec import TextCodec, for_languages, has_one_vocabulary, with_source_tags
 from vaswani.data.tokenization import byte_tokenizer, load_tokenizers, save_tokenizers, train_tokenizer
 from vaswani.errors import UserError
 
@@ -266,6 +266,9 @@ def test_a_tag_must_be_in_the_vocabulary_of_marian(separate_vocabs: bool, tmp_pa
     assert french[0] == tags[">>fra<<"]
     assert tags[">>deu<<"] not in french
     assert TextCodec(source).token_ids([">>fr<< the big cat"])[0][0] == tags[">>deu<<"]
+    texts = ["the big cat", ">>fr<< the big cat", ">>fra<< the big cat"]
+    assert TextCodec(source).untagged(texts) == texts[1:2]
+    assert TextCodec(tokenizers[0]).untagged(texts) == texts[:2]
 
 
 def test_a_tag_must_be_one_that_the_tokenizer_was_trained_with() -> None:
@@ -274,3 +277,20 @@ def test_a_tag_must_be_one_that_the_tokenizer_was_trained_with() -> None:
         for_languages(tokenizer, tokenizer, source_prefix=">>fr<< ")
     for prefix in (">>fra<< ", "to >>fr<<: "):
         assert for_languages(tokenizer, tokenizer, source_prefix=prefix)[0].source_prefix == prefix
+
+
+def test_sources_of_a_model_whose_sources_all_have_tags_need_one(tmp_path: Path) -> None:
+    tags = ["<2de>", "<2fr>"]
+    plain = train_tokenizer([TEXTS], 290, tags=tags)
+    save_tokenizers(*[with_source_tags(plain, tags)] * 2, tmp_path)
+    tokenizer, _ = load_tokenizers(tmp_path)
+    texts = ["the cat", "<2fr> the cat", ">>it<< the cat", " ", " <2de> the cat"]
+    assert TextCodec(tokenizer).untagged(texts) == ["the cat", ">>it<< the cat", " <2de> the cat"]
+    assert TextCodec(plain).untagged(texts) == []
+    german, _ = for_languages(tokenizer, tokenizer, source_prefix="<2de> ")
+    assert TextCodec(german).untagged(texts) == [">>it<< the cat"]
+    firsts = [ids[0] for ids in TextCodec(german).token_ids(["the cat", "<2fr> the cat"])]
+    assert firsts == tokenizer.convert_tokens_to_ids(tags)
+    for prefix in ("<2it> ", "to German: "):
+        with pytest.raises(UserError, match=f"source_prefix='{prefix}': .* tags such as <2"):
+            for_languages(tokenizer, tokenizer, source_prefix=prefix)

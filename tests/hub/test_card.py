@@ -152,8 +152,18 @@ def test_the_data_name_is_not_used_for_scores_of_another_file() -> None:
 
 
 def test_an_example_begins_with_the_prefix_of_the_sources() -> None:
-    assert 'tokenizer(["turn: ' in section(text_of(FACTS, source_prefix="turn: "), "Use")
+    assert 'tokenizer(["turn: ' in section(text_of(replace(FACTS, source_prefix="turn: ")), "Use")
     assert 'tokenizer(["turn: ' not in section(text_of(FACTS), "Use")
+
+
+def test_an_example_of_a_model_with_tags_begins_with_one() -> None:
+    facts = replace(FACTS, source_tags=("<2de>", "<2fr>"))
+    use = section(text_of(facts), "Use")
+    assert 'tokenizer(["<2de> ' in use
+    assert "begins with the tag of its target's language: `<2de>`, `<2fr>`." in use
+    examples = [{**each, "source": f"<2fr> {each['source']}"} for each in facts.evaluation["examples"]]
+    tagged = replace(facts, evaluation={**facts.evaluation, "examples": examples})
+    assert 'tokenizer(["<2fr> ' in section(text_of(tagged), "Use")
 
 
 def test_files_of_lines_have_no_fields() -> None:

@@ -11,7 +11,7 @@ from given_tokenizers import TEXTS, bert, gpt2, write_sentencepiece
 from library_tokenizers import SOURCES, TARGETS
 from tiny_runs import TINY_RUN, datasets_cache, leave_out_slow_parts, resolved
 from vaswani import Translator
-from vaswani.data.text_codec import TextCodec
+from vaswani.data.text_codec import TextCodec, source_tags
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.distillation.config import DistillationConfig
 from vaswani.distillation.run import DistillationRun
@@ -188,18 +188,40 @@ def test_a_student_with_its_teachers_tokenizers_accepts_no_other(tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shared_vocab", [True, False])
-def test_source_tags_are_single_tokens(shared_vocab: bool, tmp_path: Path) -> None:
+def test_source_tags_are_single_tokens(
+    shared_vocab: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     options = options_for(tmp_path, source_tags=["<a>", "<b>"], shared_vocab=shared_vocab)
     rows = [(f"<{'ab'[i % 2]}> {text}", TARGETS[i]) for i, text in enumerate(SOURCES)]
     lines = "".join(f"{source}\t{target}\n" for source, target in rows)
     options["train_file"].write_text("source\ttarget\n" + lines)
+    options["validation_file"] = tmp_path / "validation.tsv"
+    options["validation_file"].write_text(f"source\ttarget\n{SOURCES[0]}\t{TARGETS[0]}\n")
     with pytest.raises(UserError, match="source_tags=<c>: no source of the training data begins with it"):
         train(resolved({**options, "source_tags": ["<a>", "<c>"]}))
     train(resolved(options))
+    assert "1 of 1 sources of the validation split begin with none of the tags '<a>', '<b>'" in caplog.text
+    assert "of the train split" not in caplog.text
     source, target = load_tokenizers(tmp_path / "run")
     assert ("<a>" in target.get_vocab()) == shared_vocab
     translator = Translator.from_pretrained(tmp_path / "run", source_prefix="<b> ", num_beams=1)
     plain = Translator.from_pretrained(tmp_path / "run", num_beams=1)
     (ids,) = TextCodec(translator.source_tokenizer).token_ids([SOURCES[0]])
     assert ids[0] == source.get_vocab()["<b>"]
+    caplog.clear()
     assert translator([SOURCES[0]]) == plain([f"<b> {SOURCES[0]}"])
+    assert not caplog.records
+    plain(SOURCES[:2])
+    (record,) = caplog.records
+    assert "begins with none of the model's tags ('<a>', '<b>')" in record.getMessage()
+
+
+def test_a_vocabulary_of_sources_without_tags_does_not_demand_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = options_for(tmp_path, source_tags=["<a>"], max_steps=1)
+    with options["train_file"].open("a") as file:
+        file.write(f"<a> {SOURCES[0]}\t{TARGETS[0]}\n")
+    train(resolved(options))
+    assert "sources of the train split begin with none of the tags '<a>', such as" in caplog.text
+    assert source_tags(load_tokenizers(tmp_path / "run")[0]) == ()

@@ -31,6 +31,7 @@ Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a token of SentencePiece's byte fallback
 TAG = re.compile(r">>[^<>]+<<")  # the language of a target, as Marian's models and `source_tags` write it
 SOURCE_PREFIX = "source_prefix"  # keys in tokenizer_config.json
+SOURCE_TAGS = "source_tags"
 PLAIN_TEXTS = "plain_texts"
 _PROBES = ("a", "1", ".", "я", "中")  # most tokenizers have tokens for at least one of these
 _locks: WeakKeyDictionary[PreTrainedTokenizerBase, threading.RLock] = WeakKeyDictionary()
@@ -132,7 +133,7 @@ class TextCodec:
         adds_prefix = adds_prefix and self.side == "source"
         if adds_prefix and texts and (prefix := source_prefix(self.tokenizer)):
             # A source with a tag of its own keeps it in place of a prefix that is one.
-            tags = self.tags if TAG.match(prefix) else ()
+            tags = self.tags if prefix.startswith(self.tags) else ()
             texts = ([text if text.startswith(tags) else prefix + text for text in texts[0]], *texts[1:])
         given: dict[str, Any] = dict(zip(names, texts, strict=False))
         if self.side == "target":
@@ -174,8 +175,23 @@ class TextCodec:
 
     @cached_property
     def tags(self) -> tuple[str, ...]:
-        """The tokens that are tags, such as ">>deu<<" (see `TAG`), sorted."""
-        return tuple(sorted(filter(TAG.fullmatch, self.vocabulary())))
+        """The tokens that are tags, such as ">>deu<<" (see `TAG` and `source_tags`), sorted."""
+        return tuple(sorted({*filter(TAG.fullmatch, self.vocabulary()), *source_tags(self.tokenizer)}))
+
+    def untagged(self, texts: Sequence[str]) -> list[str]:
+        """Return the sources whose language the model cannot know.
+
+        They begin with an unknown tag, or with none although the model was trained with a tag before every
+        source and has no prefix; an empty text is none of them.
+        """
+        is_marian = hasattr(self.tokenizer, "supported_language_codes")
+        needs_tag = bool(source_tags(self.tokenizer) or (is_marian and self.tags))
+        doubtful = [text for text in texts if text.strip() and (needs_tag or TAG.match(text.lstrip()))]
+        if not doubtful or not self.tags:
+            return []
+        has_tag = source_prefix(self.tokenizer).startswith(self.tags) or not needs_tag
+        without = [text for text in doubtful if not text.startswith(self.tags)]
+        return [text for text in without if not has_tag or TAG.match(text.lstrip())]
 
     @cached_property
     def byte_ids(self) -> frozenset[int]:
@@ -239,6 +255,7 @@ def text_settings(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """Return the settings, besides the tokenizer's own files, that token ids depend on: plain JSON values."""
     return {
         "prefix": source_prefix(tokenizer),
+        **({"tags": tags} if (tags := source_tags(tokenizer)) else {}),  # replace a prefix
         "split": tokenizer.split_special_tokens,
         "texts": text_options(tokenizer),
     }
@@ -327,6 +344,16 @@ def source_prefix(tokenizer: PreTrainedTokenizerBase) -> str:
     return tokenizer.init_kwargs.get(SOURCE_PREFIX, "")
 
 
+def source_tags(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """Return the tags if each source of the training began with one; saved in tokenizer_config.json."""
+    return tuple(tokenizer.init_kwargs.get(SOURCE_TAGS, ()))
+
+
+def with_source_tags(tokenizer: PreTrainedTokenizerBase, tags: Sequence[str]) -> PreTrainedTokenizerBase:
+    """Return a copy of a tokenizer that states these `source_tags`."""
+    return _with_settings(tokenizer, {SOURCE_TAGS: list(tags)})
+
+
 def for_languages(
     source: PreTrainedTokenizerBase,
     target: PreTrainedTokenizerBase,
@@ -364,7 +391,7 @@ def for_languages(
     return changed[source], changed[target]
 
 
-def _with_settings(tokenizer: PreTrainedTokenizerBase, settings: dict[str, str]) -> PreTrainedTokenizerBase:
+def _with_settings(tokenizer: PreTrainedTokenizerBase, settings: dict[str, Any]) -> PreTrainedTokenizerBase:
     """Return a copy of a tokenizer with other settings, which are saved with it."""
     other = copy.deepcopy(tokenizer)
     other.init_kwargs.update(settings)
@@ -399,6 +426,8 @@ def _check_prefix(tokenizer: Any, prefix: str) -> None:
     (ids,) = codec.token_ids([prefix], adds_prefix=False)
     tags, tag = codec.tags, TAG.match(prefix)
     is_known = tag is None or not tags or tag.group() in tags
+    if source_tags(tokenizer):
+        is_known = prefix.startswith(tags)
     if is_known and codec.unknown_id() not in ids:
         return
     nearest = difflib.get_close_matches(prefix.strip(), tags, n=3, cutoff=0.4) or tags[:3]

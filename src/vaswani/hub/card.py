@@ -305,8 +305,9 @@ def _usage(run: RunMetadata, repo_id: str) -> str:
     example: dict[str, Any] = next(iter(run.evaluation.get("examples", ())), run.example)
     text = next((example[name] for name in ("source", "text", "prompt") if name in example), _neutral(run))
     text = " ".join(text) if isinstance(text, list) else text  # words that were tagged
-    prefix = run.settings.get("source_prefix") or ""
-    text = _shortened(text if text.startswith(prefix) else prefix + text)
+    tags = run.source_tags
+    prefix = run.source_prefix or (f"{tags[0]} " if tags else "")
+    text = _shortened(text if text.startswith((prefix, *tags)) else prefix + text)
     if _pipeline(run) == "question-answering":
         pair = example.get("question", "Who saw Rome?"), example.get("context", "Ann saw Rome.")
         question, context = map(_shortened, pair)
@@ -314,7 +315,13 @@ def _usage(run: RunMetadata, repo_id: str) -> str:
     reads_pairs = run.settings.get("text_pair_field") is not None
     second = _shortened(example.get("text_pair", "A second text.")) if reads_pairs else None
     target = run.target_tokenizer
-    return usage(run.config, repo_id, text, second, target_tokenizer=target, adapts=_adapted(run))
+    snippets = usage(run.config, repo_id, text, second, target_tokenizer=target, adapts=_adapted(run))
+    shown = ", ".join(f"`{tag}`" for tag in tags)
+    return (
+        f"Each source begins with the tag of its target's language: {shown}.\n\n{snippets}"
+        if tags
+        else snippets
+    )
 
 
 def _neutral(run: RunMetadata) -> str:

@@ -12,6 +12,7 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
 from vaswani.auto_classes import models_of
+from vaswani.data.text_codec import SOURCE_PREFIX, SOURCE_TAGS
 from vaswani.data.tokenization import TARGET_SUBFOLDER
 from vaswani.errors import UserError, one_line
 from vaswani.files.json_files import read_object
@@ -52,6 +53,8 @@ class RunMetadata:
         distillation: the report of a distillation, or of another comparison, in Markdown.
         has_plot: True if the report has a plot.
         target_tokenizer: subfolder of the target tokenizer, if it differs from the source tokenizer.
+        source_prefix: text that belongs before each source.
+        source_tags: tags of which each source begins with one.
         unfinished: the progress of a training that is not finished, such as "update 200 of 1,000".
         averaged: names of the checkpoints whose weights were averaged.
         example: texts of a row that the averaged models were evaluated on, by field.
@@ -67,6 +70,8 @@ class RunMetadata:
     distillation: str = ""
     has_plot: bool = False
     target_tokenizer: str | None = None
+    source_prefix: str = ""
+    source_tags: tuple[str, ...] = ()
     unfinished: str = ""
     averaged: tuple[str, ...] = ()
     example: dict[str, Any] = field(default_factory=dict)
@@ -91,6 +96,7 @@ def read_run_metadata(folder: Path, config: PreTrainedConfig | None = None) -> R
     """
     config = config or read_config(folder)
     averaged = _record(folder / AVERAGED_FILE)
+    tokenizer = _record(folder / "tokenizer_config.json")
     return RunMetadata(
         config=config,
         num_parameters=count_parameters(config),
@@ -102,6 +108,8 @@ def read_run_metadata(folder: Path, config: PreTrainedConfig | None = None) -> R
         target_tokenizer=TARGET_SUBFOLDER if (folder / TARGET_SUBFOLDER).is_dir() else None,
         averaged=tuple(averaged.get("checkpoints", ())),
         example=averaged.get("example", {}),
+        source_prefix=tokenizer.get(SOURCE_PREFIX, ""),
+        source_tags=tuple(tokenizer.get(SOURCE_TAGS, ())),
         adapter=_record(folder / ADAPTER_CONFIG),
         adapter_parameters=_adapter_parameters(folder / ADAPTER_WEIGHTS),
     )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from vaswani.data.sources.reading import shown
 from vaswani.data.text_codec import TextCodec, for_languages, languages_of, marks_languages
 from vaswani.data.tokenization import length_limit
 from vaswani.errors import UserError, listing
+
+logger = logging.getLogger(__name__)
 
 TooLong = Literal["cut", "skip"]
 
@@ -85,13 +89,25 @@ class Sides:
         self.too_long = too_long or ("cut" if isinstance(max_source_length, int) else "skip")
         if max_source_length == "auto":
             max_source_length = _default_source_length(generation_config, source_tokenizer)
+        self._warned = False
         self._frame = self.sources.frame()
         self._frame.check_room(max_source_length=max_source_length)
         self.max_source_length = max_source_length
 
     def encode_sources(self, texts: Sequence[str]) -> list[EncodedText]:
         """Return the tokens of each source; sources that are too long are truncated or get a `problem`."""
+        self._warn_of_untagged(texts)
         return [self._source(token_ids) for token_ids in self.sources.token_ids(texts)]
+
+    def _warn_of_untagged(self, texts: Sequence[str]) -> None:
+        """Warn once if the model cannot know the language to write for a source."""
+        if not self._warned and (untagged := self.sources.untagged(texts)):
+            self._warned = True
+            logger.warning(
+                "The source %s begins with none of the model's tags (%s): the language of its output is left "
+                "to chance. Give source_prefix, such as %r, or write a tag before each source.",
+                *(shown(untagged[0]), listing(self.sources.tags[:5]), f"{self.sources.tags[0]} "),
+            )
 
     def _source(self, token_ids: list[int]) -> EncodedText:
         length, most, positions = len(token_ids), self.max_source_length, self.positions
