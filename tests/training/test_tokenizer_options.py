@@ -225,3 +225,22 @@ def test_a_vocabulary_of_sources_without_tags_does_not_demand_them(
     train(resolved(options))
     assert "sources of the train split begin with none of the tags '<a>', such as" in caplog.text
     assert source_tags(load_tokenizers(tmp_path / "run")[0]) == ()
+
+
+def test_a_tagged_vocabulary_for_sources_without_tags_no_longer_demands_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = options_for(tmp_path, source_tags=["<a>"], max_steps=1)
+    untagged = options["train_file"].read_text().splitlines()
+    options["train_file"].write_text(
+        "\n".join([untagged[0], *(f"<a> {line}" for line in untagged[1:])]) + "\n"
+    )
+    train(resolved(options))
+    assert source_tags(load_tokenizers(tmp_path / "run")[0]) == ("<a>",)
+    options["train_file"].write_text("\n".join(untagged) + "\n")
+    del options["source_tags"]
+    caplog.clear()
+    train(resolved({**options, "tokenizer": str(tmp_path / "run"), "output_dir": tmp_path / "untagged"}))
+    assert source_tags(load_tokenizers(tmp_path / "untagged")[0]) == ()
+    Translator.from_pretrained(tmp_path / "untagged", num_beams=1)(SOURCES[:1])
+    assert "none of" not in caplog.text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -25,7 +25,6 @@ from vaswani.data.evenly_spread import evenly_spread, limit_rows
 from vaswani.data.given_tokenizers import prepare_for_pairs, special_tokens, vocabulary_size
 from vaswani.data.pair_tokens import NoRowFitsError, token_lengths, tokenize_corpus, unknown_share
 from vaswani.data.sources.corpus import Corpus
-from vaswani.data.sources.reading import shown
 from vaswani.data.sources.row_report import RowReport
 from vaswani.data.text_codec import (
     Side,
@@ -36,7 +35,7 @@ from vaswani.data.text_codec import (
     with_source_tags,
 )
 from vaswani.data.tokenization import check_tags, check_vocab_size, load_tokenizers
-from vaswani.errors import UserError, listing
+from vaswani.errors import UserError
 from vaswani.evaluation import score_names
 from vaswani.evaluation.estimates import Estimate
 from vaswani.evaluation.final import (
@@ -73,6 +72,7 @@ from vaswani.training.runs.models import (
     open_pretrained,
     seed_everything,
 )
+from vaswani.training.runs.source_tags import all_begin_with_tags, warn_of_untagged, without_unused_tags
 from vaswani.training.runs.trained_parts import check_trainable, only_trained_parts
 from vaswani.training.trainer.consistency import check_passes_differ
 from vaswani.training.trainer.seq2seq import Trainer
@@ -186,29 +186,15 @@ class TrainingRun(BaseRun):
         """The source and the target tokenizer: one object when the vocabulary is shared."""
         data = self.config.data
         if self.given_tokenizers is not None:
-            return self.given_tokenizers
-        has_tags = self._all_have_tags(corpus) if data.source_tags else False
+            return without_unused_tags(self.given_tokenizers, self.vocabulary_rows(corpus))
+        has_tags = bool(data.source_tags) and all_begin_with_tags(
+            self.vocabulary_rows(corpus), data.source_tags
+        )
         columns = ["source", "target"] if data.shared_vocab else ["source"]
         of_source = self.new_tokenizer(corpus, columns, tags=data.source_tags)
         if has_tags:
             of_source = with_source_tags(of_source, data.source_tags)
         return of_source, of_source if data.shared_vocab else self.new_tokenizer(corpus, ["target"])
-
-    def _all_have_tags(self, corpus: Corpus) -> bool:
-        """Return whether each source begins with a tag; raise `UserError` for a tag that none begins with."""
-        tags = tuple(self.config.data.source_tags)
-        missing, untagged = set(tags), Untagged("train")
-        for batch in self.vocabulary_rows(corpus).iter(batch_size=1000):
-            missing -= {tag for tag in missing if any(source.startswith(tag) for source in batch["source"])}
-            untagged.add(batch, [source for source in batch["source"] if not source.startswith(tags)])
-        if missing:
-            tag = min(missing)
-            raise UserError(
-                f"source_tags={tag}: no source of the training data begins with it; write it before the "
-                f"sources, as in {tag + ' A sentence'!r}, or leave it out"
-            )
-        untagged.warn(tags)
-        return untagged.first is None
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
         source, target = tokenizers
@@ -244,19 +230,10 @@ class TrainingRun(BaseRun):
     def tokenize(self, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, Any]:
         """The rows of each split as token ids; warns about targets that do not decode to themselves."""
         splits = {name: self._tokenized(corpus, tokenizers, name) for name in corpus.splits}
-        self._check_tags_of_rows(corpus, TextCodec(tokenizers[0]))
+        warn_of_untagged(corpus, TextCodec(tokenizers[0]))
         if PartialState().is_main_process:
             _warn_of_lost_targets(corpus.split("train"), TextCodec(tokenizers[1], "target"))
         return splits
-
-    def _check_tags_of_rows(self, corpus: Corpus, codec: TextCodec) -> None:
-        """Warn about sources without a tag of the model."""
-        for name, rows in corpus.splits.items():
-            if isinstance(rows, Dataset):
-                untagged = Untagged(name)
-                for batch in rows.select_columns("source").iter(batch_size=1000):
-                    untagged.add(batch, codec.untagged(batch["source"]))
-                untagged.warn(codec.tags)
 
     def origin(self, splits: dict[str, Any], tokenizers: Tokenizers) -> dict[str, Any]:
         """As in `BaseRun`, with the share of unknown tokens of each side, which is also printed."""
@@ -421,7 +398,7 @@ class ContinuedRun(TrainingRun):
         self.pretrained.check_length(length, name)
 
     def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
-        return self.tokenizers
+        return without_unused_tags(self.tokenizers, self.vocabulary_rows(corpus))
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
         """The model with its trained weights, in float32; converted and partly frozen if requested."""
@@ -435,30 +412,6 @@ class ContinuedRun(TrainingRun):
         fill_in_special_tokens(model, self.pretrained.tokenizer)
         use_start_token_of_tokenizer(model, tokenizers[1])
         return only_trained_parts(model, self.config)
-
-
-@dataclass
-class Untagged:
-    """Counts the sources of a split that begin with none of the tags."""
-
-    split: str
-    rows: int = 0
-    count: int = 0
-    first: str | None = None
-
-    def add(self, batch: dict[str, Any], untagged: Sequence[str]) -> None:
-        """Count the sources of a batch."""
-        self.rows += len(batch["source"])
-        self.count += len(untagged)
-        self.first = self.first or next(iter(untagged), None)
-
-    def warn(self, tags: Sequence[str]) -> None:
-        """Tell how many there are, if any."""
-        if self.first is not None and PartialState().is_main_process:
-            logger.warning(
-                "%d of %d sources of the %s split begin with none of the tags %s, such as %s.",
-                *(self.count, self.rows, self.split, listing(tags[:5]), shown(self.first)),
-            )
 
 
 def use_start_token_of_tokenizer(model: PreTrainedModel, target_tokenizer: PreTrainedTokenizerBase) -> None:

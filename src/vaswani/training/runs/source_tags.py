@@ -1,0 +1,97 @@
+"""Checks of the tags that sources begin with, such as >>de<< for the language of their target."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from accelerate import PartialState
+from datasets import Dataset, IterableDataset
+
+from vaswani.data.sources.corpus import Corpus
+from vaswani.data.sources.reading import shown
+from vaswani.data.text_codec import TextCodec, Tokenizers, source_prefix, source_tags, with_source_tags
+from vaswani.errors import UserError, listing
+
+logger = logging.getLogger(__name__)
+
+
+def all_begin_with_tags(rows: Dataset | IterableDataset, tags: Sequence[str]) -> bool:
+    """Return whether each source of the training begins with one of the tags; warn if only some do.
+
+    Raises:
+        UserError: no source begins with one of the tags.
+    """
+    missing = set(tags)
+    untagged = Untagged("train")
+    for sources in _batches(rows):
+        missing -= {tag for tag in missing if any(source.startswith(tag) for source in sources)}
+        untagged.count(sources, lambda texts: [text for text in texts if not text.startswith(tuple(tags))])
+    if missing:
+        tag = min(missing)
+        raise UserError(
+            f"source_tags={tag}: no source of the training data begins with it; write it before the "
+            f"sources, as in {tag + ' A sentence'!r}, or leave it out"
+        )
+    untagged.warn(tags)
+    return not untagged.number
+
+
+def without_unused_tags(tokenizers: Tokenizers, rows: Dataset | IterableDataset) -> Tokenizers:
+    """Return tokenizers that need no tags, if no source of the training begins with one.
+
+    Of a stream, only the first rows are read.
+    """
+    source, target = tokenizers
+    tags = source_tags(source)
+    if not tags or source_prefix(source).startswith(tags):
+        return tokenizers
+    batches = islice(_batches(rows), None if isinstance(rows, Dataset) else 10)
+    if any(text.startswith(tags) for sources in batches for text in sources):
+        return tokenizers
+    without = with_source_tags(source, ())
+    return without, without if target is source else target
+
+
+def warn_of_untagged(corpus: Corpus, codec: TextCodec) -> None:
+    """Warn about sources without a tag that the model needs; streamed splits are not read."""
+    if not codec.tags or not PartialState().is_main_process:
+        return
+    for name, rows in corpus.splits.items():
+        if isinstance(rows, Dataset):
+            untagged = Untagged(name)
+            for sources in _batches(rows):
+                untagged.count(sources, codec.untagged)
+            untagged.warn(codec.tags)
+
+
+def _batches(rows: Dataset | IterableDataset) -> Iterator[list[str]]:
+    for batch in rows.select_columns("source").iter(batch_size=1000):
+        yield batch["source"]
+
+
+@dataclass
+class Untagged:
+    """Counts the sources of a split that begin with none of the tags."""
+
+    split: str
+    rows: int = 0
+    number: int = 0
+    first: str = ""
+
+    def count(self, sources: Sequence[str], find: Callable[[Sequence[str]], list[str]]) -> None:
+        """Count those that `find` returns."""
+        found = find(sources)
+        self.rows += len(sources)
+        self.number += len(found)
+        self.first = self.first or next(iter(found), "")
+
+    def warn(self, tags: Sequence[str]) -> None:
+        """Tell how many there are, if any."""
+        if self.number and PartialState().is_main_process:
+            logger.warning(
+                "%d of %d sources of the %s split begin with none of the tags %s, such as %s.",
+                *(self.number, self.rows, self.split, listing(tags[:5]), shown(self.first)),
+            )
