@@ -70,9 +70,8 @@ def draw_sizes(folder: Path) -> Any:
         axes.plot(places, scores, "o", color=GREY, label=label)
         for number, row in enumerate(records):
             score = row.numbers("result")[0]
-            axes.plot(
-                row.numbers("parameters")[0], score, "D", color=LINES[number % len(LINES)], label=row.name
-            )
+            place, color = row.numbers("parameters")[0], LINES[number % len(LINES)]
+            axes.plot(place, score, "D", color=color, label=f"{row.name}, test2016")
         axes.set(xlabel="million parameters", ylabel="BLEU, Multi30k, English to German")
         axes.grid()
         figure.legend(loc="outside lower center", fontsize="small")
