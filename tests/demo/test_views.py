@@ -1,23 +1,36 @@
 """The views of each kind of model, without a page: they show the results of the model's class."""
 
 import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
 
 from exported_toys import ExportedToys, exported_toys, saved_toys
-from toy_labels import save_toy_answerer, save_toy_classifier, save_toy_decoder, save_toy_encoder
+from given_tokenizers import gpt2
+from toy_labels import save_toy_answerer, save_toy_classifier, save_toy_decoder, save_toy_encoder, toy_config
 from toy_translation import SHAPE, save_toy_checkpoint, toy_model, toy_sources, toy_tokenizer
 from vaswani import QuestionAnswerer, Translator, VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani.data.text_codec import TextCodec
 from vaswani.demo.answering import MAX_SPANS, NO_ANSWER, AnswerView
 from vaswani.demo.classification import ClassificationView, PairView
 from vaswani.demo.language_model import SAMPLES, TOP_K, CompletionView, MaskView
-from vaswani.demo.models import Classifier, MaskFiller, PairClassifier, Prompter, Summarizer, open_model
+from vaswani.demo.models import (
+    Classifier,
+    MaskedWord,
+    MaskFiller,
+    PairClassifier,
+    Prompter,
+    Summarizer,
+    open_model,
+)
 from vaswani.demo.translation import SummaryView, TranslationView
 from vaswani.demo.view import MAX_CHARACTERS, View
 from vaswani.errors import RunError, UserError
@@ -227,8 +240,12 @@ def test_masked_words_are_those_of_the_model(folder: Path) -> None:
         logits = filler.model(**inputs).logits[inputs.input_ids == filler.tokenizer.mask_token_id]
     best = logits.softmax(-1).topk(TOP_K)
     text, html = view.show(f"ann {mask} the {mask}")
-    words = [[filler.tokenizer.decode([token]).strip() for token in row] for row in best.indices]
-    assert text == f"ann {words[0][0]} the {words[1][0]}"
+    filled = inputs.input_ids.masked_scatter(
+        inputs.input_ids == filler.tokenizer.mask_token_id, best.indices[:, 0]
+    )
+    assert text == filler.tokenizer.decode(filled[0], skip_special_tokens=True).strip()
+    texts = [[filler.tokenizer.decode([token]) for token in row] for row in best.indices]
+    words = [[text[1:] if text.startswith(" ") else f"…{text}" for text in row] for row in texts]
     shares = [[f"{share:.3f}" for share in row] for row in best.values.tolist()]
     expected = [
         [word, share] for pair in zip(words, shares, strict=True) for word, share in zip(*pair, strict=True)
@@ -241,8 +258,44 @@ def test_masked_words_are_those_of_the_model(folder: Path) -> None:
 
 def test_a_predicted_mask_is_not_filled_in_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     view = MaskView("masked", open_model(save_toy_encoder(folder / "predicts masks"), device="cpu"))
-    monkeypatch.setattr(MaskFiller, "__call__", lambda *_: [[("<mask>", 0.9)], [("oslo", 0.9)]])
+    monkeypatch.setattr(
+        MaskFiller,
+        "__call__",
+        lambda *_: [[MaskedWord("<mask>", 0.9, False)], [MaskedWord("oslo", 0.9, False)]],
+    )
     assert view.show("<mask> saw <mask>")[0] == "<mask> saw oslo"
+
+
+def wordpiece() -> Any:
+    tokens = ["<pad>", "<unk>", "<mask>", "in", "os", "##lo"]
+    vocabulary = {token: place for place, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    special = {"pad_token": "<pad>", "unk_token": "<unk>", "mask_token": "<mask>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+
+
+def byte_level() -> Any:
+    tokenizer = gpt2(Path())
+    mask = AddedToken("<mask>", lstrip=True, special=True)
+    tokenizer.add_special_tokens({"mask_token": mask, "pad_token": "<pad>"})
+    return tokenizer
+
+
+@pytest.mark.parametrize("make", [wordpiece, byte_level])
+def test_a_predicted_part_of_a_word_follows_it_directly(make: Callable[[], Any]) -> None:
+    tokenizer = make()
+    model = AutoModelForMaskedLM.from_config(toy_config(vocab_size=len(tokenizer)))
+    view = MaskView("masked", MaskFiller(model, tokenizer))
+    word, *parts = tokenizer.encode("oslo", add_special_tokens=False)
+    for token, text in [(word, "in" + " " * (make is wordpiece)), (parts[-1], "in")]:
+        model.lm_head.bias.data = 100.0 * torch.nn.functional.one_hot(torch.tensor(token), len(tokenizer))
+        piece = tokenizer.convert_ids_to_tokens([token])[0].removeprefix("##")
+        filled, html = view.show("in <mask>")
+        assert filled == text + piece
+        assert rows(html)[0][0] == ("" if text.endswith(" ") else "…") + piece
+        assert view.show("<mask> in")[0] == f"{piece} in"
 
 
 CONTEXT = "the film ann bob saw <b> in oslo"

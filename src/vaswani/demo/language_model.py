@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vaswani.data.text_codec import TextCodec
 from vaswani.demo.html_parts import table, token_list
-from vaswani.demo.models import MaskFiller
+from vaswani.demo.models import MaskedWord, MaskFiller
 from vaswani.demo.view import View, ViewAnswer, check_length
 from vaswani.errors import UserError
 from vaswani.inference.generation_options import GenerationOptions
@@ -102,10 +102,25 @@ class MaskView(View):
         token_ids = self.encode(text)
         check_length(len(token_ids), self.filler.max_length)
         of_masks = self.filler(text, TOP_K)
-        best = (words[0][0] for words in of_masks)
-        filled = re.sub(re.escape(self.mask), lambda mask: next(best, mask[0]), text)
+        best = (words[0] for words in of_masks)
+        filled = re.sub(rf"(\s*){re.escape(self.mask)}", lambda found: _filled(found, next(best, None)), text)
+        has_text_before = (
+            bool(text[: each.start()].strip()) for each in re.finditer(re.escape(self.mask), text)
+        )
         tables = [
-            table(f"Mask {number}", ["word", "probability"], words)
-            for number, words in enumerate(of_masks, 1)
+            table(f"Mask {number}", ["word", "probability"], _rows(words, marks_parts=marks_parts))
+            for number, (words, marks_parts) in enumerate(zip(of_masks, has_text_before, strict=False), 1)
         ]
         return ViewAnswer(filled, "".join(tables) + token_list("Text", self.codec, token_ids))
+
+
+def _filled(found: re.Match[str], word: MaskedWord | None) -> str:
+    """Return the word that replaces a mask and the blanks before it, without them if it continues a word."""
+    if word is None:  # the text has more masks than the model has read
+        return found[0]
+    return word.text if word.continues else found[1] + word.text
+
+
+def _rows(words: list[MaskedWord], *, marks_parts: bool) -> list[tuple[str, float]]:
+    """Return words and probabilities; "…" marks a part that continues the word before the mask."""
+    return [("…" * (marks_parts and word.continues) + word.text, word.probability) for word in words]

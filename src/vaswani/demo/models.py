@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from transformers import (
     AutoModelForMaskedLM,
@@ -27,6 +27,7 @@ from vaswani.inference.position_limits import longest_text
 from vaswani.inference.prompt.prompting import Prompter
 from vaswani.inference.score.scorer import kind_of
 from vaswani.inference.translate.translation import Translator
+from vaswani.insight.token_texts import continues_word
 
 Kind = Literal["labels", "labels of pairs", "summaries", "seq2seq", "causal", "masked", "answers"]
 
@@ -42,6 +43,20 @@ class Summarizer(Translator):
 
 class PairClassifier(Classifier):
     """A `Classifier` that has learned to read pairs of texts."""
+
+
+class MaskedWord(NamedTuple):
+    """A token that a masked language model predicts.
+
+    Args:
+        text: the token as text.
+        probability: its probability.
+        continues: whether it continues the word before it.
+    """
+
+    text: str
+    probability: float
+    continues: bool
 
 
 class MaskFiller(FromPretrained):
@@ -68,13 +83,20 @@ class MaskFiller(FromPretrained):
         self.codec = TextCodec(tokenizer)
         self.max_length = longest_text(model, tokenizer, None)
         self._pipeline = FillMaskPipeline(model=model, tokenizer=cast(Any, tokenizer))
+        self._continues_word = continues_word(self.codec)
 
-    def __call__(self, text: str, top_k: int) -> list[list[tuple[str, float]]]:
-        """Return, for each mask of a text, its most probable tokens with their probabilities."""
+    def __call__(self, text: str, top_k: int) -> list[list[MaskedWord]]:
+        """Return, for each mask of a text, its most probable tokens."""
         with exclusive(self.tokenizer):
             found: Any = self._pipeline(text, top_k=top_k)
         of_masks = found if isinstance(found[0], list) else [found]
-        return [[(each["token_str"].strip(), each["score"]) for each in of_mask] for of_mask in of_masks]
+        return [[self._word(each) for each in of_mask] for of_mask in of_masks]
+
+    def _word(self, found: dict[str, Any]) -> MaskedWord:
+        token = self.tokenizer.convert_ids_to_tokens(found["token"])
+        text = found["token_str"].strip().removeprefix("##")
+        is_word = token in self.tokenizer.all_special_tokens or not self._continues_word(token)
+        return MaskedWord(text, found["score"], continues=not is_word)
 
 
 Model = Translator | Classifier | Prompter | MaskFiller | QuestionAnswerer

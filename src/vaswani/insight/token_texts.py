@@ -101,6 +101,15 @@ def _spelling(codec: TextCodec) -> Callable[[str], bytes]:
     return spelled
 
 
+def continues_word(codec: TextCodec) -> Callable[[str], bool]:
+    """Return a function that tells whether a token continues a word, as far as the vocabulary marks it."""
+    marks_beginnings = not _decoders(codec.tokenizer).isdisjoint({"WordPiece", "ByteLevel"})
+    if not marks_beginnings and not any(token.startswith("▁") for token in codec.vocabulary()):
+        return lambda token: False
+    spelled = _spelling(codec)
+    return lambda token: not spelled(token).startswith(b" ")
+
+
 def _decoders(tokenizer: Any) -> set[str]:
     """Return the types of a tokenizer's decoders; empty unless the tokenizers library implements it."""
     if not tokenizer.is_fast or tokenizer.backend_tokenizer.decoder is None:
