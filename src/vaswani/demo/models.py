@@ -93,7 +93,7 @@ class MaskFiller(FromPretrained):
         return [[self._word(each) for each in of_mask] for of_mask in of_masks]
 
     def _word(self, found: dict[str, Any]) -> MaskedWord:
-        token = self.tokenizer.convert_ids_to_tokens(found["token"])
+        token = self.tokenizer.convert_ids_to_tokens([found["token"]])[0]
         text = found["token_str"].strip().removeprefix("##")
         is_word = token in self.tokenizer.all_special_tokens or not self._continues_word(token)
         return MaskedWord(text, found["score"], continues=not is_word)
