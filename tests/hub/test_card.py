@@ -437,3 +437,6 @@ def test_the_command_prints_the_card(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "vaswani: repo='a b': " in capsys.readouterr().err
     assert run(["card", "--model", str(tmp_path / "nowhere")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+    (folder / "decoder_model.onnx").touch()
+    assert run(["card", "--model", str(folder)]) == 2
+    assert "holds a model in ONNX" in capsys.readouterr().err

@@ -90,8 +90,10 @@ def _metadata(
     """Return the metadata in a model's folder, updated by the options."""
     from vaswani.hub.card import check_stated
     from vaswani.hub.run_metadata import read_run_metadata
+    from vaswani.hub.weights import check_not_onnx
 
     check_stated(language or [], license_name)
+    check_not_onnx(model)  # transformers' classes, which a card shows, do not load it
     return read_run_metadata(model).with_settings(
         language=language,
         license=license_name,
