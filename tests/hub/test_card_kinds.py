@@ -154,7 +154,8 @@ def test_without_examples_the_snippet_has_a_text_for_the_task(
 ) -> None:
     family = {"Conditional": VaswaniConfig, "Causal": VaswaniDecoderConfig}
     kind = next((found for part, found in family.items() if part in architecture), VaswaniEncoderConfig)
-    facts = RunMetadata(kind(vocab_size=300, architectures=[architecture]), 1_234, settings)
+    config, prefix = kind(vocab_size=300, architectures=[architecture]), settings.get("source_prefix", "")
+    facts = RunMetadata(config, 1_234, settings, source_prefix=prefix)
     assert f"tokenizer({texts}" in str(model_card(facts, "ada/toy"))
 
 

@@ -33,13 +33,12 @@ from vaswani.files.json_files import read_object
 from vaswani.files.run_files import ADAPTED_SAMPLE, ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from vaswani.hub.hashes import check_hashes
 from vaswani.hub.run_metadata import auto_class_of
+from vaswani.hub.stored_tensors import StoredTensor, stored_tensors
 from vaswani.hub.weights import (
     POOLER,
-    StoredTensor,
     check_finite,
     is_of_base_model,
     silenced_load_report,
-    stored_tensors,
 )
 
 

@@ -27,6 +27,7 @@ from vaswani.files.run_files import (
     checkpoints,
 )
 from vaswani.files.run_settings import REPAIR, read_settings
+from vaswani.hub.stored_tensors import stored_tensors
 from vaswani.model.configuration_vaswani import MAX_LABELS, MAX_LAYERS
 
 # Tried in this order for a configuration without `architectures`.
@@ -117,8 +118,6 @@ def read_run_metadata(folder: Path, config: PreTrainedConfig | None = None) -> R
 
 def _adapter_parameters(file: Path) -> int:
     """Return the number of parameters in the weights of an adapter; 0 if there is no file."""
-    from vaswani.hub.weights import stored_tensors  # imports this module
-
     return sum(tensor.num_elements for tensor in stored_tensors(file).values()) if file.is_file() else 0
 
 

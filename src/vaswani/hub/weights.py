@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from vaswani.errors import UserError, one_line
-from vaswani.files.json_files import read_object, unreadable
+from vaswani.files.json_files import read_object
 from vaswani.files.run_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from vaswani.hub.hashes import check_hashes
 from vaswani.hub.run_metadata import meta_model
+from vaswani.hub.stored_tensors import StoredTensor, stored_tensors
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
@@ -28,23 +27,6 @@ PICKLED_WEIGHTS = "pytorch_model*.bin"  # the only weights of many older checkpo
 OTHER_CHECKPOINT = "they are incomplete, or belong to another model: use another checkpoint"
 POOLER = "pooler"  # of a base model; pretraining does not train it
 _MAX_UNSAVED = 1 << 20  # parameters that may be computed instead of loaded, such as sinusoidal positions
-
-
-class StoredTensor(NamedTuple):
-    """Shape and dtype of a tensor, from the header of its file; dtypes as in safetensors: F32, I8 ..."""
-
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def num_elements(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
-    @property
-    def is_float(self) -> bool:
-        """True for floating-point numbers."""
-        return self.dtype.startswith(("F", "BF"))
 
 
 # ----------------------------------------------------------------------------------------------------- files
@@ -100,51 +82,6 @@ def _shards(directory: Path) -> list[Path]:
             "checkpoint"
         )
     return [directory / name for name in sorted(set(names))]
-
-
-def stored_tensors(file: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a weight file from its header.
-
-    Raises:
-        UserError: the file is missing, damaged, unreadable, or pickled with more than tensors.
-    """
-    if not file.is_file():
-        raise UserError(unreadable(file, FileNotFoundError() if not file.exists() else IsADirectoryError()))
-    try:
-        file.open("rb").close()
-        return _pickled_tensors(file) if file.suffix == ".bin" else _header(file)
-    except UserError:
-        raise
-    except OSError as error:
-        raise UserError(unreadable(file, error)) from error
-    except (SafetensorError, RuntimeError, ValueError, KeyError, EOFError) as error:
-        raise UserError(
-            f"{file} is damaged or half-written ({one_line(error)}); use another checkpoint"
-        ) from error
-
-
-def _header(file: Path) -> dict[str, StoredTensor]:
-    with safe_open(file, framework="pt") as weights:
-        parts = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118  # no mapping
-        return {
-            name: StoredTensor(tuple(part.get_shape()), str(part.get_dtype())) for name, part in parts.items()
-        }
-
-
-def _pickled_tensors(file: Path) -> dict[str, StoredTensor]:
-    try:
-        weights = torch.load(file, map_location="meta", weights_only=True)
-    except UnpicklingError as error:
-        raise UserError(
-            f"the weights in {file} cannot be loaded: they are pickled, and are truncated or hold more than "
-            "tensors, which could be code and was not run; ask their author for safetensors"
-        ) from error
-    if not isinstance(weights, dict) or not all(map(torch.is_tensor, weights.values())):
-        raise UserError(f"{file} does not hold tensors by name; use another checkpoint")
-    return {
-        name: StoredTensor(tuple(weight.shape), "F" if weight.is_floating_point() else str(weight.dtype))
-        for name, weight in weights.items()
-    }
 
 
 # ---------------------------------------------------------------------------------------------------- checks

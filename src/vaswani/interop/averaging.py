@@ -24,12 +24,11 @@ from vaswani.hub.checkpoint import local_folder
 from vaswani.hub.hashes import check_whole, tokenizer_files, write_hashes
 from vaswani.hub.push import code_files
 from vaswani.hub.run_metadata import count_parameters, read_config, read_run_metadata
+from vaswani.hub.stored_tensors import StoredTensor, stored_tensors
 from vaswani.hub.weights import (
     WEIGHTS_INDEX,
-    StoredTensor,
     check_finite,
     check_weights,
-    stored_tensors,
     weight_files,
 )
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig

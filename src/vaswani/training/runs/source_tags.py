@@ -39,7 +39,7 @@ def all_begin_with_tags(rows: Dataset | IterableDataset, tags: Sequence[str]) ->
     return not untagged.number
 
 
-def without_unused_tags(tokenizers: Tokenizers, rows: Dataset | IterableDataset) -> Tokenizers:
+def without_unused_tags(tokenizers: Tokenizers, corpus: Corpus) -> Tokenizers:
     """Return tokenizers that need no tags, if no source of the training begins with one.
 
     Of a stream, only the first rows are read.
@@ -48,6 +48,7 @@ def without_unused_tags(tokenizers: Tokenizers, rows: Dataset | IterableDataset)
     tags = source_tags(source)
     if not tags or source_prefix(source).startswith(tags):
         return tokenizers
+    rows = corpus.split("train")
     batches = islice(_batches(rows), None if isinstance(rows, Dataset) else 10)
     if any(text.startswith(tags) for sources in batches for text in sources):
         return tokenizers

@@ -186,7 +186,7 @@ class TrainingRun(BaseRun):
         """The source and the target tokenizer: one object when the vocabulary is shared."""
         data = self.config.data
         if self.given_tokenizers is not None:
-            return without_unused_tags(self.given_tokenizers, self.vocabulary_rows(corpus))
+            return without_unused_tags(self.given_tokenizers, corpus)
         has_tags = bool(data.source_tags) and all_begin_with_tags(
             self.vocabulary_rows(corpus), data.source_tags
         )
@@ -398,7 +398,7 @@ class ContinuedRun(TrainingRun):
         self.pretrained.check_length(length, name)
 
     def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
-        return without_unused_tags(self.tokenizers, self.vocabulary_rows(corpus))
+        return without_unused_tags(self.tokenizers, corpus)
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
         """The model with its trained weights, in float32; converted and partly frozen if requested."""
