@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import pytest
+from tokenizers import AddedToken, Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from given_tokenizers import bert, gpt2
 from library_tokenizers import KINDS, SOURCES, TARGETS
 from vaswani.data.text_codec import TextCodec
 from vaswani.data.tokenization import load_tokenizers, train_tokenizer
-from vaswani.insight.token_texts import TokenTexts, token_texts
+from vaswani.insight.token_texts import TokenTexts, token_texts, word_parts
 
 
 def texts_of(tokenizer, text: str, side: str = "source") -> TokenTexts:
@@ -77,3 +79,24 @@ def test_invisible_characters_are_shown_by_their_code_points(tmp_path: Path) -> 
 
 def test_no_tokens_give_no_texts(tmp_path: Path) -> None:
     assert token_texts(TextCodec(gpt2(tmp_path)), []) == TokenTexts((), (), ())
+
+
+def test_parts_of_words_are_told_from_words(tmp_path: Path) -> None:
+    pieces = word_parts(TextCodec(bert(tmp_path)))
+    assert [pieces(token) for token in ("the", "##ing", "[SEP]")] == [
+        ("the", False),
+        ("ing", True),
+        ("[SEP]", False),
+    ]
+    tokenizer = gpt2(tmp_path)
+    tokenizer.add_tokens(AddedToken("##", normalized=False))  # no mark of a part there
+    of_bytes = word_parts(TextCodec(tokenizer))
+    assert [of_bytes(token) for token in ("Ġthe", "the", "##", "<|end|>")] == [
+        ("the", False),
+        ("the", True),
+        ("##", True),
+        ("<|end|>", False),
+    ]
+    plain = Tokenizer(models.WordLevel({"<unk>": 0, "the": 1}, unk_token="<unk>"))
+    unmarked = word_parts(TextCodec(PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="<unk>")))
+    assert unmarked("the") == ("the", False)

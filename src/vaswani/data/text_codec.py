@@ -185,13 +185,11 @@ class TextCodec:
         source and has no prefix; an empty text is none of them.
         """
         is_marian = hasattr(self.tokenizer, "supported_language_codes")
-        needs_tag = bool(source_tags(self.tokenizer) or (is_marian and self.tags))
-        doubtful = [text for text in texts if text.strip() and (needs_tag or TAG.match(text.lstrip()))]
-        if not doubtful or not self.tags:
-            return []
-        has_tag = source_prefix(self.tokenizer).startswith(self.tags) or not needs_tag
-        without = [text for text in doubtful if not text.startswith(self.tags)]
-        return [text for text in without if not has_tag or TAG.match(text.lstrip())]
+        is_tagged = is_marian or bool(source_tags(self.tokenizer))
+        needs_tag = is_tagged and not source_prefix(self.tokenizer).startswith(self.tags)
+        doubtful = (text for text in texts if (needs_tag and text.strip()) or TAG.match(text.lstrip()))
+        # `tags` reads the whole vocabulary, so only doubtful texts ask for it.
+        return [text for text in doubtful if self.tags and not text.startswith(self.tags)]
 
     @cached_property
     def byte_ids(self) -> frozenset[int]:

@@ -103,10 +103,9 @@ class MaskView(View):
         check_length(len(token_ids), self.filler.max_length)
         of_masks = self.filler(text, TOP_K)
         best = (words[0] for words in of_masks)
-        filled = re.sub(rf"(\s*){re.escape(self.mask)}", lambda found: _filled(found, next(best, None)), text)
-        has_text_before = (
-            bool(text[: each.start()].strip()) for each in re.finditer(re.escape(self.mask), text)
-        )
+        masks = re.compile(rf"(\s*){re.escape(self.mask)}")
+        filled = masks.sub(lambda found: _filled(found, next(best, None)), text)
+        has_text_before = (found.start() > 0 for found in masks.finditer(text))
         tables = [
             table(f"Mask {number}", ["word", "probability"], _rows(words, marks_parts=marks_parts))
             for number, (words, marks_parts) in enumerate(zip(of_masks, has_text_before, strict=False), 1)

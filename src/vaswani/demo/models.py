@@ -27,7 +27,7 @@ from vaswani.inference.position_limits import longest_text
 from vaswani.inference.prompt.prompting import Prompter
 from vaswani.inference.score.scorer import kind_of
 from vaswani.inference.translate.translation import Translator
-from vaswani.insight.token_texts import continues_word
+from vaswani.insight.token_texts import word_parts
 
 Kind = Literal["labels", "labels of pairs", "summaries", "seq2seq", "causal", "masked", "answers"]
 
@@ -83,7 +83,7 @@ class MaskFiller(FromPretrained):
         self.codec = TextCodec(tokenizer)
         self.max_length = longest_text(model, tokenizer, None)
         self._pipeline = FillMaskPipeline(model=model, tokenizer=cast(Any, tokenizer))
-        self._continues_word = continues_word(self.codec)
+        self._word_part = word_parts(self.codec)
 
     def __call__(self, text: str, top_k: int) -> list[list[MaskedWord]]:
         """Return, for each mask of a text, its most probable tokens."""
@@ -93,10 +93,8 @@ class MaskFiller(FromPretrained):
         return [[self._word(each) for each in of_mask] for of_mask in of_masks]
 
     def _word(self, found: dict[str, Any]) -> MaskedWord:
-        token = self.tokenizer.convert_ids_to_tokens([found["token"]])[0]
-        text = found["token_str"].strip().removeprefix("##")
-        is_word = token in self.tokenizer.all_special_tokens or not self._continues_word(token)
-        return MaskedWord(text, found["score"], continues=not is_word)
+        text, continues = self._word_part(self.tokenizer.convert_ids_to_tokens([found["token"]])[0])
+        return MaskedWord(text, found["score"], continues)
 
 
 Model = Translator | Classifier | Prompter | MaskFiller | QuestionAnswerer

@@ -316,12 +316,10 @@ def _usage(run: RunMetadata, repo_id: str) -> str:
     second = _shortened(example.get("text_pair", "A second text.")) if reads_pairs else None
     target = run.target_tokenizer
     snippets = usage(run.config, repo_id, text, second, target_tokenizer=target, adapts=_adapted(run))
+    if not tags:
+        return snippets
     shown = ", ".join(f"`{tag}`" for tag in tags)
-    return (
-        f"Each source begins with the tag of its target's language: {shown}.\n\n{snippets}"
-        if tags
-        else snippets
-    )
+    return f"Each source begins with the tag of its target's language: {shown}.\n\n{snippets}"
 
 
 def _neutral(run: RunMetadata) -> str:

@@ -101,13 +101,21 @@ def _spelling(codec: TextCodec) -> Callable[[str], bytes]:
     return spelled
 
 
-def continues_word(codec: TextCodec) -> Callable[[str], bool]:
-    """Return a function that tells whether a token continues a word, as far as the vocabulary marks it."""
-    marks_beginnings = not _decoders(codec.tokenizer).isdisjoint({"WordPiece", "ByteLevel"})
-    if not marks_beginnings and not any(token.startswith("▁") for token in codec.vocabulary()):
-        return lambda token: False
-    spelled = _spelling(codec)
-    return lambda token: not spelled(token).startswith(b" ")
+def word_parts(codec: TextCodec) -> Callable[[str], tuple[str, bool]]:
+    """Return a function that gives a token's text, and whether it continues the word before it.
+
+    No token continues a word if the vocabulary does not mark the beginnings of words.
+    """
+    spelled, special = _spelling(codec), frozenset(codec.tokenizer.all_special_tokens)
+    marks_beginnings = not _decoders(codec.tokenizer).isdisjoint({"WordPiece", "ByteLevel"}) or any(
+        token.startswith("▁") for token in codec.vocabulary()
+    )
+
+    def part(token: str) -> tuple[str, bool]:
+        text = spelled(token).decode(errors="replace")
+        return text.strip(), marks_beginnings and token not in special and not text.startswith(" ")
+
+    return part
 
 
 def _decoders(tokenizer: Any) -> set[str]:

@@ -55,8 +55,7 @@ def token_loss_function(
     Raises:
         ValueError: labels and logits have different shapes.
     """
-    if has_values(labels):
-        check_shape("labels", labels, logits.shape[:-1])
+    _check_alike(labels, logits)
     labels = _leave_out(ignore_index, labels.to(logits.device))
     summed = summed_cross_entropy(logits.flatten(0, -2), labels.flatten(), label_smoothing)
     return per_token(summed, labels.ne(IGNORED_LABEL).sum(), num_items_in_batch)
@@ -74,8 +73,7 @@ def next_token_loss_function(
     """
     if shift_labels is not None:
         return token_loss_function(logits, shift_labels, **kwargs)
-    if has_values(labels):
-        check_shape("labels", labels, logits.shape[:-1])
+    _check_alike(labels, logits)
     return token_loss_function(logits[:, :-1], labels[:, 1:], **kwargs)
 
 
@@ -94,6 +92,12 @@ def smoothed_loss(
         return token_loss_function(lm_head(hidden_states), labels, num_items_in_batch, label_smoothing)
     summed = linear_cross_entropy(*as_product(hidden_states, lm_head), labels, label_smoothing)
     return per_token(summed, labels.ne(IGNORED_LABEL).sum(), num_items_in_batch)
+
+
+def _check_alike(labels: torch.Tensor, logits: torch.Tensor) -> None:
+    """Raise unless there is a label for each place of the logits."""
+    if has_values(labels):
+        check_shape("labels", labels, logits.shape[:-1])
 
 
 def _leave_out(label: int, labels: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -24,11 +24,10 @@ def all_begin_with_tags(rows: Dataset | IterableDataset, tags: Sequence[str]) ->
     Raises:
         UserError: no source begins with one of the tags.
     """
-    missing = set(tags)
-    untagged = Untagged("train")
+    missing, untagged = set(tags), Untagged("train")
     for sources in _batches(rows):
         missing -= {tag for tag in missing if any(source.startswith(tag) for source in sources)}
-        untagged.count(sources, lambda texts: [text for text in texts if not text.startswith(tuple(tags))])
+        untagged.add(sources, [source for source in sources if not source.startswith(tuple(tags))])
     if missing:
         tag = min(missing)
         raise UserError(
@@ -64,7 +63,7 @@ def warn_of_untagged(corpus: Corpus, codec: TextCodec) -> None:
         if isinstance(rows, Dataset):
             untagged = Untagged(name)
             for sources in _batches(rows):
-                untagged.count(sources, codec.untagged)
+                untagged.add(sources, codec.untagged(sources))
             untagged.warn(codec.tags)
 
 
@@ -82,12 +81,11 @@ class Untagged:
     number: int = 0
     first: str = ""
 
-    def count(self, sources: Sequence[str], find: Callable[[Sequence[str]], list[str]]) -> None:
-        """Count those that `find` returns."""
-        found = find(sources)
+    def add(self, sources: Sequence[str], untagged: Sequence[str]) -> None:
+        """Count sources, and those of them that are untagged."""
         self.rows += len(sources)
-        self.number += len(found)
-        self.first = self.first or next(iter(found), "")
+        self.number += len(untagged)
+        self.first = self.first or next(iter(untagged), "")
 
     def warn(self, tags: Sequence[str]) -> None:
         """Tell how many there are, if any."""
