@@ -292,5 +292,7 @@ def test_sources_of_a_model_whose_sources_all_have_tags_need_one(tmp_path: Path)
     firsts = [ids[0] for ids in TextCodec(german).token_ids(["the cat", "<2fr> the cat"])]
     assert firsts == tokenizer.convert_tokens_to_ids(tags)
     for prefix in ("<2it> ", "to German: "):
-        with pytest.raises(UserError, match=f"source_prefix='{prefix}': .* tags such as <2"):
+        with pytest.raises(
+            UserError, match=f"source_prefix='{prefix}': .* no token for a tag .* tags such as <2"
+        ):
             for_languages(tokenizer, tokenizer, source_prefix=prefix)

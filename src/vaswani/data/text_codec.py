@@ -430,8 +430,9 @@ def _check_prefix(tokenizer: Any, prefix: str) -> None:
         return
     nearest = difflib.get_close_matches(prefix.strip(), tags, n=3, cutoff=0.4) or tags[:3]
     known = f"it has tags such as {', '.join(nearest)}" if tags else "it has no tags such as >>de<<"
+    part = "a part of it" if is_known else "a tag that it begins with"
     raise UserError(
-        f"source_prefix={prefix!r}: the tokenizer {_name(tokenizer)} has no token for a part of it; {known}"
+        f"source_prefix={prefix!r}: the tokenizer {_name(tokenizer)} has no token for {part}; {known}"
     )
 
 
