@@ -17,7 +17,15 @@ from transformers import BertConfig
 
 from in_process import outcome
 from standard_error import without_progress
-from toy_translation import save_toy_checkpoint, toy_model, toy_rows, toy_tokenizer
+from toy_translation import (
+    save_toy_checkpoint,
+    save_toy_reverse_checkpoint,
+    toy_model,
+    toy_reverse_model,
+    toy_rows,
+    toy_tokenizer,
+)
+from vaswani import Scorer
 from vaswani.files.line_files import LineWriter
 from vaswani.inference.translate.translation import Translator
 from vaswani.kernels import int8_linear
@@ -181,6 +189,44 @@ def test_several_models_form_an_ensemble(model: Path, corpus: list[Path], tmp_pa
         (["--ensemble_weights", "1,nan"], "ensemble_weights=nan must be above 0"),
     ):
         status, _, errors = outcome(capfd, "translate", *together, *flags)
+        assert (status, errors.count("\n")) == (2, 1)
+        assert message in errors
+
+
+def test_a_reverse_model_ranks(model: Path, corpus: list[Path], tmp_path: Path, capfd) -> None:
+    reverse = save_toy_reverse_checkpoint(tmp_path / "reverse")
+    lines = corpus[1].read_text().splitlines()
+    both = ["--model", model, "--num_beams", "6", "--reverse_model", reverse]
+    for flags, weight in ([], None), (["--reverse_weight", "3"], 3.0):
+        scorer = Scorer(toy_reverse_model(), toy_tokenizer())
+        options: dict[str, Any] = {"num_beams": 6, "reverse_model": scorer, "reverse_weight": weight}
+        ranking = Translator(toy_model(), toy_tokenizer(), **options)
+        expected = list(ranking.translate(lines, n_best=2))
+        status, output, _ = outcome(capfd, "translate", *both, *flags, "--input", corpus[1], "--n_best", "2")
+        assert status == 0
+        for line, translation in zip(output.splitlines(), expected, strict=True):
+            found = json.loads(line)["hypotheses"]
+            assert [h["text"] for h in found] == [h.text for h in translation.hypotheses]
+            for name in ("score", "reverse_log_prob"):
+                assert [h.get(name) for h in found] == pytest.approx(
+                    [getattr(h, name) for h in translation.hypotheses], abs=1e-4
+                )
+        data = ["--data", *corpus[1:], "--output", tmp_path / "out.txt", "--json"]
+        status, output, _ = outcome(capfd, "evaluate", *both, *flags, *data)
+        record = json.loads(output.splitlines()[-1])
+        assert (status, record["reverse_model"]) == (0, str(reverse))
+        assert record.get("reverse_weight") == weight
+        assert (tmp_path / "out.txt").read_text().splitlines() == [each.text for each in expected]
+    for command, message in (
+        (["evaluate", *both, "--data", *corpus[1:], "--save_scores"], "leave it out, or --reverse_model "),
+        (["translate", *both[:-1], model], ", which reads one direction only; give a model from target"),
+        (
+            ["translate", "--model", model, "--num_beams", "1", *both[4:]],
+            "reverse_model ranks the hypotheses of a beam search",
+        ),
+        (["translate", "--model", model, "--reverse_weight", "1"], "is for a reverse_model; add one"),
+    ):
+        status, _, errors = outcome(capfd, *command)
         assert (status, errors.count("\n")) == (2, 1)
         assert message in errors
 

@@ -56,6 +56,7 @@ OPTIONS = {
     "translate --model {path}": READ_FOLDER,
     f"{TRANSLATE} --input {{path}}": READ_FILE,
     f"{TRANSLATE} --input {{data}} --output {{path}}": WRITE_FILE,
+    f"{TRANSLATE} --input {{data}} --reverse_model {{path}}": READ_FOLDER,
     "summarize --model {path}": READ_FOLDER,
     "summarize --model {model} --device cpu --input {path}": READ_FILE,
     "summarize --model {model} --device cpu --source_field source --input {data} --output {path}": WRITE_FILE,

@@ -81,10 +81,23 @@ def toy_marian() -> MarianMTModel:
     return model.eval()
 
 
-def _train(model: Any, source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase) -> None:
+@cache
+def toy_reverse_model() -> VaswaniForConditionalGeneration:
+    """A model of the other direction, from digits to words; one for all tests, not to be changed."""
+    torch.manual_seed(1)
+    model = VaswaniForConditionalGeneration(VaswaniConfig(**SHAPE, vocab_size=len(toy_tokenizer())))
+    _train(model, toy_tokenizer(), toy_tokenizer(), is_turned=True)
+    return model.eval()
+
+
+def _train(
+    model: Any, source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, is_turned: bool = False
+) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     for step in range(TRAINING_STEPS):
         sources, targets = zip(*toy_rows(32, seed=step), strict=True)
+        if is_turned:
+            sources, targets = targets, sources
         batch = source(list(sources), padding=True, return_tensors="pt")
         labels = target(list(targets), padding=True, return_tensors="pt")
         labels = labels["input_ids"].masked_fill(labels["attention_mask"] == 0, -100)
@@ -98,6 +111,13 @@ TRANSLATING = {"toy": toy_model, "marian": toy_marian}  # a model of ours and on
 
 def translator_of(kind: str, **options: Any) -> Translator:
     return Translator(TRANSLATING[kind](), toy_tokenizer(), **{"max_length": 30, **options})
+
+
+def save_toy_reverse_checkpoint(directory: Path) -> Path:
+    """A folder of the model of the other direction."""
+    toy_reverse_model().save_pretrained(directory)
+    save_tokenizers(*toy_tokenizers(), directory)
+    return directory
 
 
 def save_toy_checkpoint(directory: Path, separate: bool = False, **fields: Any) -> Path:

@@ -11,8 +11,15 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 
 from library_translators import save_translator
-from toy_translation import save_toy_checkpoint, toy_model, toy_sources, toy_tokenizer, toy_tokenizers
-from vaswani import Translator
+from toy_translation import (
+    save_toy_checkpoint,
+    save_toy_reverse_checkpoint,
+    toy_model,
+    toy_sources,
+    toy_tokenizer,
+    toy_tokenizers,
+)
+from vaswani import Scorer, Translator
 from vaswani.cli import run
 from vaswani.data.tokenization import save_tokenizers
 from vaswani.errors import RunError, UserError
@@ -163,6 +170,16 @@ def test_options_have_the_same_effect_as_with_torch(options, exported):
     for is_same, ours, theirs in zip(same, expected, found, strict=True):
         for one, other in zip(ours.hypotheses, theirs.hypotheses, strict=True) if is_same else ():
             assert other.log_prob == pytest.approx(one.log_prob, rel=1e-4)
+
+
+def test_a_reverse_model_ranks_as_with_torch(exported, tmp_path):
+    reverse = save_toy_reverse_checkpoint(tmp_path)
+    scorer = Scorer.from_pretrained(reverse)
+    default = torch_translator()(SENTENCES)
+    expected = torch_translator(reverse_model=scorer)(SENTENCES)
+    found = engine_translator(exported, reverse_model=reverse)(SENTENCES)
+    assert sum(map(str.__ne__, found, expected)) <= 1  # a search that ends earlier
+    assert sum(map(str.__ne__, found, default)) > 5
 
 
 @pytest.mark.parametrize("with_scores", [False, True])

@@ -1,7 +1,6 @@
 """`vaswani align`."""
 
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -122,6 +121,7 @@ def align(
     from vaswani.files.line_files import check_not_input
     from vaswani.inference.align.files import align_pairs, load_gold
     from vaswani.inference.align.links import check_method
+    from vaswani.inference.directions import check_other_direction
     from vaswani.inference.pair_inputs import open_pairs
 
     check_not_input(output_name, input_name, target_file, gold)
@@ -130,7 +130,7 @@ def align(
     check_method(method := symmetrize or "grow-diag-final-and")
     languages = options.pop("source_language"), options.pop("target_language")
     if reverse_model is not None and not any(languages):
-        _check_differ(model, reverse_model)
+        check_other_direction(model, reverse_model)
     of_model = {name: options.pop(name) for name in ("revision", "source_prefix")}  # of --model only
     options["layer"], options["heads"] = _layer(options["layer"]), _heads(options["heads"])
     options["max_source_length"] = options["max_source_length"] or "auto"
@@ -148,15 +148,6 @@ def align(
             load, pairs, align_pairs, output_name, buffer_size, gold=gold_links, output_field=added, warn=warn
         )
     warn(f"aligned {report}")
-
-
-def _check_differ(model: str, reverse_model: str) -> None:
-    """Raise `UserError` if one model of one direction is given for both."""
-    if Path(reverse_model).resolve() == Path(model).resolve():
-        raise UserError(
-            f"--model and --reverse_model are both {model}, which reads one direction only; give a model "
-            "from target to source, or the languages of a multilingual model"
-        )
 
 
 def _load_aligner(

@@ -204,6 +204,10 @@ def _check_saving(models: list[str], options: dict[str, Any]) -> None:
 
     if len(models) > 1 or not Path(models[0]).is_dir():
         raise UserError("--save_scores writes into the folder of one model; give one --model FOLDER")
+    if (reverse := options["reverse_model"]) is not None:
+        raise UserError(
+            f"--save_scores is for scores of one model; leave it out, or --reverse_model {reverse}"
+        )
     if options["max_rows"] is not None:
         raise UserError("--save_scores is for scores of a whole split; leave out --max_rows")
     check_writable(Path(models[0]), "model")

@@ -203,6 +203,18 @@ MbrMetric = Annotated[
         "others by this metric (minimum Bayes risk).",
     ),
 ]
+ReverseModel = Annotated[
+    str | None,
+    model_option(
+        "--reverse_model",
+        help="Folder or Hub name of a model from target to source, which ranks the hypotheses of the search, "
+        "or the samples, in addition.",
+    ),
+]
+ReverseWeight = Annotated[
+    float | None,
+    number("--reverse_weight", help="Weight of the scores of --reverse_model. Default: 0.4.", above=0),
+]
 Temperature = Annotated[
     float | None,
     number(
@@ -411,6 +423,8 @@ def _translator_options(
     repetition_penalty: RepetitionPenalty = None,
     coverage_penalty: CoveragePenalty = 0.0,
     mbr_metric: MbrMetric = None,
+    reverse_model: ReverseModel = None,
+    reverse_weight: ReverseWeight = None,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,

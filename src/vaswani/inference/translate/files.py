@@ -136,8 +136,9 @@ def _line(texts: Texts, translation: Translation, n_best: int | None, output_fie
         if not fields[name]:
             del fields[name]
     for hypothesis in fields["hypotheses"]:
-        if hypothesis["alignment"] is None:
-            del hypothesis["alignment"]
+        for name in ("alignment", "reverse_log_prob"):
+            if hypothesis[name] is None:
+                del hypothesis[name]
     return texts.record(**fields)
 
 

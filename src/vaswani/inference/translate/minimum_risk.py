@@ -13,12 +13,12 @@ than BLEU does.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
-from vaswani.errors import UserError
-from vaswani.inference.translate.engine import SearchOptions
+from vaswani.inference.translate.results import Hypothesis, Translation, ranked_by_score
 
 UTILITIES = ("chrf", "bleu")
 # The hypotheses of a beam search have p(y) ∝ P(y|x)^SCALE, because P itself would leave all to the first few.
@@ -29,21 +29,35 @@ SCALE = 0.5
 _DECIMALS = 9
 
 
-def check_minimum_risk(metric: str | None, search: SearchOptions) -> None:
-    """Raise a UserError unless a metric can rank the hypotheses of a search, or samples; None can."""
-    if metric is None:
-        return
-    if metric not in UTILITIES:
-        raise UserError(f"mbr_metric={metric} is unknown; choose {' or '.join(UTILITIES)}")
-    if search.num_beams == 1 and search.sampling is None:
-        raise UserError(
-            f"mbr_metric={metric} ranks the hypotheses of a beam search, and num_beams=1; give more beams, "
-            "or leave it out"
-        )
-    if beta := search.coverage_penalty:
-        raise UserError(
-            f"mbr_metric={metric} and coverage_penalty={beta} both rank the hypotheses; leave one out"
-        )
+@dataclass(frozen=True)
+class MinimumRisk:
+    """Ranks the hypotheses of translations by their expected utilities.
+
+    Args:
+        metric: the utility, one of `UTILITIES`.
+        are_samples: whether they are samples, which all have the same weight.
+    """
+
+    metric: str
+    are_samples: bool
+
+    @property
+    def option(self) -> str:
+        """The option that asks for this ranking, for messages."""
+        return f"mbr_metric={self.metric}"
+
+    def __call__(self, translations: Sequence[Translation]) -> list[Translation]:
+        """Return the translations with their hypotheses ranked by expected utility, the new `score`."""
+        return [
+            replace(translation, hypotheses=self._ranked(translation.hypotheses))
+            for translation in translations
+        ]
+
+    def _ranked(self, hypotheses: Sequence[Hypothesis]) -> tuple[Hypothesis, ...]:
+        log_probs = None if self.are_samples else [hypothesis.log_prob or 0.0 for hypothesis in hypotheses]
+        expected = expected_utilities([hypothesis.text for hypothesis in hypotheses], log_probs, self.metric)
+        scored = [replace(each, score=score) for each, score in zip(hypotheses, expected, strict=True)]
+        return ranked_by_score(scored)
 
 
 def expected_utilities(texts: Sequence[str], log_probs: Sequence[float] | None, metric: str) -> list[float]:

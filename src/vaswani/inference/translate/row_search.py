@@ -11,9 +11,9 @@ from vaswani.inference.batches import within_memory
 from vaswani.inference.sides import Sides
 from vaswani.inference.translate.constraints import Constraints
 from vaswani.inference.translate.engine import Demands, Engine, Output, SearchOptions
-from vaswani.inference.translate.minimum_risk import expected_utilities
 from vaswani.inference.translate.phrases import Line, find_spelling
-from vaswani.inference.translate.results import Hypothesis, Translation
+from vaswani.inference.translate.reranking import Reranker
+from vaswani.inference.translate.results import Hypothesis, Translation, ranked_by_score
 from vaswani.inference.translate.unknown_words import UnknownWords
 from vaswani.inference.translate.word_alignment import WordAlignment, word_alignment
 
@@ -55,7 +55,7 @@ class RowSearch:
         constraints: what texts must satisfy.
         options: options of the search; with `attention_of="all"`, words are aligned.
         unknown_words: replaces unknown tokens in texts; None leaves them.
-        mbr_metric: ranks all hypotheses of a search, or samples, by minimum Bayes risk; None ranks by scores.
+        reranker: ranks all hypotheses of a search, or samples; None ranks by the scores of the search.
     """
 
     engine: Engine
@@ -63,19 +63,22 @@ class RowSearch:
     constraints: Constraints
     options: SearchOptions
     unknown_words: UnknownWords | None
-    mbr_metric: str | None = None
+    reranker: Reranker | None = None
 
     def translations(self, rows: list[Row], request: Request) -> list[Translation]:
         """Return the translation of each row."""
         with within_memory("sentences", len(rows), len(rows[0].token_ids)):
             found = self._search(rows, self.options, request)
-        return [self._translation(row, written, request) for row, written in zip(rows, found, strict=True)]
+        whole = [self._translation(row, written, request) for row, written in zip(rows, found, strict=True)]
+        if self.reranker is not None:
+            whole = self.reranker(whole)
+        return [replace(each, hypotheses=each.hypotheses[: request.n_best]) for each in whole]
 
     def _search(
         self, rows: list[Row], options: SearchOptions, request: Request
     ) -> list[list[_DecodedOutput]]:
         """Return the outputs of the engine with their texts; to rank them again, all of the search."""
-        if self.mbr_metric is not None:
+        if self.reranker is not None:
             request = Request(max(request.n_best, self.options.num_beams), with_scores=True)
         found = self.engine.search(
             [row.token_ids for row in rows],
@@ -112,7 +115,7 @@ class RowSearch:
         return _DecodedOutput(text, output, word_alignment(self.sides.targets, source_words, output))
 
     def _translation(self, row: Row, written: list[_DecodedOutput], request: Request) -> Translation:
-        """Return the translation of a row, from the hypotheses that meet the constraints."""
+        """Return the translation of a row, with all hypotheses that meet the constraints."""
         sentence = row.line.sentence
         found = self._without_banned_phrases(row, written, request)
         if found is None:
@@ -122,12 +125,10 @@ class RowSearch:
         if not kept:
             problem = "no translation that was found has the prefix and required phrases and no banned phrase"
             return Translation(sentence, problem=problem)
-        hypotheses = [self._hypothesis(each) for each in kept]
-        if self.mbr_metric is not None:
-            hypotheses = self._with_expected_utilities(hypotheses, self.mbr_metric)
-        if self.mbr_metric or self.engine.ranks_by_score(self.options):  # without scores, keep the order
-            hypotheses.sort(key=lambda hypothesis: -(hypothesis.score or 0.0))
-        return Translation(sentence, tuple(hypotheses[: request.n_best]))
+        hypotheses = tuple(self._hypothesis(each) for each in kept)
+        if self.engine.ranks_by_score(self.options):  # without scores, this keeps the order
+            hypotheses = ranked_by_score(hypotheses)
+        return Translation(sentence, hypotheses)
 
     def _without_banned_phrases(
         self, row: Row, found: list[_DecodedOutput], request: Request
@@ -155,14 +156,6 @@ class RowSearch:
             if phrase in each.text
         )
         return {tokens for tokens in written if tokens is not None}
-
-    def _with_expected_utilities(self, hypotheses: list[Hypothesis], metric: str) -> list[Hypothesis]:
-        """Return the hypotheses of one source with their expected utilities as scores."""
-        log_probs = [hypothesis.log_prob or 0.0 for hypothesis in hypotheses]
-        is_sampled = self.options.sampling is not None
-        texts = [hypothesis.text for hypothesis in hypotheses]
-        expected = expected_utilities(texts, None if is_sampled else log_probs, metric)
-        return [replace(each, score=score) for each, score in zip(hypotheses, expected, strict=True)]
 
     def _hypothesis(self, written: _DecodedOutput) -> Hypothesis:
         output = written.output

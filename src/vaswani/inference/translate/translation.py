@@ -26,7 +26,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from vaswani.data.text_codec import TextCodec
 from vaswani.errors import UserError, check_positive
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, check_several, checked, listed
+from vaswani.inference.directions import check_other_direction
 from vaswani.inference.loading import LoadOptions
+from vaswani.inference.score.scorer import Scorer, kind_of_checkpoint
 from vaswani.inference.sides import EncodedText, Sides, TooLong
 from vaswani.inference.streaming import pieces_of
 from vaswani.inference.translate.constraints import Constraints
@@ -38,8 +40,8 @@ from vaswani.inference.translate.engines import (
     load_ensemble,
 )
 from vaswani.inference.translate.lengths import TargetLengths
-from vaswani.inference.translate.minimum_risk import check_minimum_risk
 from vaswani.inference.translate.phrases import Line, banned_spellings, check_phrases, prefix_tokens
+from vaswani.inference.translate.reranking import check_reranking, reranker_of
 from vaswani.inference.translate.results import Translation
 from vaswani.inference.translate.row_search import Request, Row, RowSearch
 from vaswani.inference.translate.torch_engine import TorchEngine
@@ -78,6 +80,9 @@ class Translator:
         required_phrases: texts that every translation contains (see `RequiredPhrases`).
         mbr_metric: rank the hypotheses of a search, or the samples, by minimum Bayes risk with this metric,
             "chrf" or "bleu" (see `minimum_risk`). None ranks by scores.
+        reverse_model: rank them by this scorer of a model from target to source in addition (see
+            `noisy_channel`).
+        reverse_weight: weight of its scores. None means 0.4.
         options: options for the lengths of translations (see `TargetLengths`) and for the search or sampling
             (see `SearchOptions`).
 
@@ -103,12 +108,14 @@ class Translator:
         banned_phrases: Sequence[str] | None = None,
         required_phrases: Sequence[str] | None = None,
         mbr_metric: str | None = None,
+        reverse_model: Scorer | None = None,
+        reverse_weight: float | None = None,
         **options: Any,
     ):
         check_positive(max_tokens_per_batch=max_tokens_per_batch)
         self.max_tokens_per_batch = max_tokens_per_batch
         self.lengths, search = _lengths_and_search(options)
-        check_minimum_risk(mbr_metric, search)
+        self.reranker = reranker_of(search, mbr_metric, reverse_model, reverse_weight)
         self.banned_phrases, self.required_phrases = check_phrases(banned_phrases, required_phrases)
         self.engine = model if isinstance(model, Engine) else TorchEngine(model)
         self.sides = Sides(
@@ -143,9 +150,8 @@ class Translator:
         self.constraints.spellings(self.required_phrases)  # raises if they do not fit into the limits
         self.engine.check(self.options, self.start_options)
         self._unknown_words = UnknownWords(targets) if replace_unknown else None
-        self.mbr_metric = mbr_metric
         self._search = RowSearch(
-            self.engine, self.sides, self.constraints, self.options, self._unknown_words, mbr_metric
+            self.engine, self.sides, self.constraints, self.options, self._unknown_words, self.reranker
         )
 
     @classmethod
@@ -156,6 +162,7 @@ class Translator:
         engine: EngineName = "torch",
         ensemble_weights: Sequence[float] | None = None,
         ensemble_average: str | None = None,
+        reverse_model: str | Path | None = None,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         quantization: str | None = None,
@@ -174,6 +181,8 @@ class Translator:
             ensemble_weights: weights of the models, above 0; None means equal weights.
             ensemble_average: how to average their predictions: "probabilities" (the default) or
                 "log_probabilities".
+            reverse_model: the folder, or the name on the Hub, of a model from target to source, which ranks
+                the hypotheses in addition (see `noisy_channel`). It runs in PyTorch.
             device: None means a CUDA device if there is one, else the CPU.
             dtype: dtype of the weights; None means as saved. CTranslate2 also has "int8" and other types.
             quantization: `"int8"` quantizes the weights after loading (see `vaswani.inference.quantization`);
@@ -184,11 +193,12 @@ class Translator:
 
         Raises:
             UserError: an option is out of range; a model cannot be loaded (see `load_checkpoint`); the
-                engine is unknown or not installed; or the tokens of the models differ.
+                engine is unknown or not installed; the tokens of the models differ; or the reverse model is
+                of the same direction.
         """
         # These raise before a model is loaded.
         _, search = _lengths_and_search(options, others=True)
-        check_minimum_risk(options.get("mbr_metric"), search)
+        check_reranking(search, options.get("mbr_metric"), reverse_model, options.get("reverse_weight"))
         check_phrases(options.get("banned_phrases"), options.get("required_phrases"))
         load = LoadOptions(
             device=device,
@@ -200,6 +210,8 @@ class Translator:
         names = [name] if isinstance(name, str | Path) else [*name]
         ensemble = EnsembleOptions(weights=ensemble_weights, average=ensemble_average)
         ensemble.check(len(names), engine, load)
+        if reverse_model is not None:
+            options["reverse_model"] = _load_reverse(names[0], reverse_model, engine, load, options)
         if len(names) == 1:
             return cls(*load_engine(engine, names[0], load), **options)
         return cls(*load_ensemble(names, load, ensemble), **options)
@@ -264,16 +276,20 @@ class Translator:
         check_positive(n_best=n_best, buffer_size=buffer_size)
         if self.options.sampling is None and n_best > (beams := self.options.num_beams):
             raise UserError(f"n_best={n_best} is more than num_beams={beams}; raise num_beams")
-        ranks = {"coverage_penalty": self.options.coverage_penalty, "mbr_metric": self.mbr_metric}
-        for name, value in ranks.items():
-            if value and n_best == 1 and self.options.sampling is not None:
-                raise UserError(
-                    f"{name}={value} ranks the samples of a sentence, and n_best=1; raise n_best, or leave "
-                    "it out"
-                )
+        if n_best == 1 and self.options.sampling is not None and (ranking := self._ranking_option()):
+            raise UserError(
+                f"{ranking} ranks the samples of a sentence, and n_best=1; raise n_best, or leave it out"
+            )
         lines = _lines(checked(sentences, (str, Line)), prefixes, required)
         done = progress or (lambda count: None)
         return self._translate_buffers(buffers(lines, buffer_size), Request(n_best, with_scores), done)
+
+    def _ranking_option(self) -> str | None:
+        """Return the option, with its value, that ranks the hypotheses anew; None if none does."""
+        if self.reranker is not None:
+            return self.reranker.option
+        beta = self.options.coverage_penalty
+        return f"coverage_penalty={beta}" if beta else None
 
     def stream(
         self, sentence: str, *, prefix: str = "", required: Sequence[str] = (), number: int = 0
@@ -325,8 +341,9 @@ class Translator:
             "banned_phrases": self.banned_phrases,
             "replace_unknown": self._unknown_words,
             "alignments": self.options.attention_of == "all",
-            "mbr_metric": self.mbr_metric,
         }
+        if self.reranker is not None:
+            whole[self.reranker.option] = True
         for name, value in whole.items():
             if value:
                 raise UserError(
@@ -429,6 +446,38 @@ def _lengths_and_search(options: dict[str, Any], others: bool = False) -> tuple[
     if others:
         search = {name: value for name, value in search.items() if name in known}
     return TargetLengths(**lengths), SearchOptions(**search)
+
+
+def _load_reverse(
+    name: str | Path, reverse: str | Path, engine: str, load: LoadOptions, options: dict[str, Any]
+) -> Scorer:
+    """Load the scorer of a model from target to source.
+
+    Args:
+        name: the model from source to target.
+        reverse: the model from target to source.
+        engine: the engine of the first; its types of weights are for the other one too if it is PyTorch.
+        load: how the first is loaded, on the same device.
+        options: options of the translator. Those that the scorer has too apply to both, with the languages
+            exchanged.
+    """
+    languages = options.get("source_language"), options.get("target_language")
+    if not any(languages):
+        check_other_direction(name, reverse)
+    if (kind := kind_of_checkpoint(reverse)) != "seq2seq":
+        raise UserError(f"reverse_model={reverse} is a {kind} language model; expected an encoder-decoder")
+    has_types = engine == "torch"
+    common = {each: options[each] for each in ("length_penalty", "max_tokens_per_batch") if each in options}
+    return Scorer.from_pretrained(
+        reverse,
+        device=load.device,
+        allow_mismatch=load.allow_mismatch,
+        source_language=languages[1],
+        target_language=languages[0],
+        dtype=load.dtype if has_types else None,
+        quantization=load.quantization if has_types else None,
+        **common,
+    )
 
 
 def _attention_needed(

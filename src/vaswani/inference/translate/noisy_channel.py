@@ -1,0 +1,75 @@
+"""Noisy-channel reranking (Yee et al., 2019, D19-1571; Ng et al., 2019, W19-5333).
+
+A model of P(Y|X) can prefer a fluent translation that leaves out a part of its source. A second model, of the
+other direction, notices that: the source is not likely given such a translation. By Bayes' rule P(Y|X) is
+proportional to P(X|Y) · P(Y), so both models judge the same, and their errors differ. The hypotheses of a
+search, or samples, are ranked by
+
+    log P(Y|X) / lp(Y) + λ · log P(X|Y) / lp(X),
+
+where lp is GNMT's length penalty. Yee et al. also add log P(Y) of a language model, for which much more text
+is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from vaswani.inference.pairs import Pair
+from vaswani.inference.score.scorer import Score, Scorer
+from vaswani.inference.translate.results import Hypothesis, Translation, ranked_by_score
+
+# λ, chosen on the validation split of Multi30k: see docs/results/translation.md.
+WEIGHT = 0.4
+
+
+@dataclass(frozen=True)
+class NoisyChannel:
+    """Ranks the hypotheses of translations by both directions.
+
+    Args:
+        scorer: scores sources given translations; its `length_penalty` gives lp(X).
+        weight: λ.
+    """
+
+    scorer: Scorer
+    weight: float = WEIGHT
+
+    @property
+    def option(self) -> str:
+        """The option that asks for this ranking, for messages."""
+        return f"reverse_model={self.scorer.model.name_or_path}"
+
+    def __call__(self, translations: Sequence[Translation]) -> list[Translation]:
+        """Return the translations with their hypotheses ranked; the `score` of each is the sum above.
+
+        A hypothesis that the model of the other direction cannot read, such as an empty one, is ranked last,
+        without scores. If it can read none, or not write the source, the translation has a `problem`.
+
+        Raises:
+            RunError: as `Scorer.stream`.
+        """
+        pairs = dict.fromkeys(
+            Pair(hypothesis.text, translation.source)
+            for translation in translations
+            for hypothesis in translation.hypotheses
+        )
+        scores = dict(zip(pairs, self.scorer([*pairs]), strict=True))
+        return [self._ranked(translation, scores) for translation in translations]
+
+    def _ranked(self, translation: Translation, scores: dict[Pair, Score]) -> Translation:
+        found = [
+            (hypothesis, scores[Pair(hypothesis.text, translation.source)])
+            for hypothesis in translation.hypotheses
+        ]
+        problems = [score.problem for hypothesis, score in found if hypothesis.text.strip()]
+        if problems and all(problems):
+            return Translation(translation.source, problem=f"in the other direction, {problems[0]}")
+        return replace(translation, hypotheses=ranked_by_score(self._scored(*each) for each in found))
+
+    def _scored(self, hypothesis: Hypothesis, score: Score) -> Hypothesis:
+        if score.problem is not None:
+            return replace(hypothesis, score=None)
+        together = (hypothesis.score or 0.0) + self.weight * self.scorer.rank_key(score)
+        return replace(hypothesis, score=together, reverse_log_prob=score.log_prob)

@@ -1,0 +1,74 @@
+"""Rank the hypotheses of a search, or samples, by another criterion than the model's score."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from vaswani.bounds import Bounds
+from vaswani.errors import UserError
+from vaswani.inference.score.scorer import Scorer
+from vaswani.inference.translate.engine import SearchOptions
+from vaswani.inference.translate.minimum_risk import UTILITIES, MinimumRisk
+from vaswani.inference.translate.noisy_channel import WEIGHT, NoisyChannel
+from vaswani.inference.translate.results import Translation
+
+
+class Reranker(Protocol):
+    """Ranks all hypotheses of translations anew, and sets their scores.
+
+    Attributes:
+        option: the option that asks for the ranking, for messages.
+    """
+
+    @property
+    def option(self) -> str: ...
+
+    def __call__(self, translations: Sequence[Translation]) -> list[Translation]: ...
+
+
+def check_reranking(
+    search: SearchOptions,
+    mbr_metric: str | None,
+    reverse_model: object | None,
+    reverse_weight: float | None,
+) -> None:
+    """Raise a UserError unless the options can rank the hypotheses of a search, or samples."""
+    if reverse_weight is not None:
+        Bounds(above=0).check("reverse_weight", reverse_weight)
+        if reverse_model is None:
+            raise UserError(
+                f"reverse_weight={reverse_weight} is for a reverse_model; add one, or leave it out"
+            )
+    if mbr_metric is not None and mbr_metric not in UTILITIES:
+        raise UserError(f"mbr_metric={mbr_metric} is unknown; choose {' or '.join(UTILITIES)}")
+    ranks = {"reverse_model": reverse_model, f"mbr_metric={mbr_metric}": mbr_metric}
+    given = [option for option, value in ranks.items() if value is not None]
+    if given and search.num_beams == 1 and search.sampling is None:
+        raise UserError(
+            f"{given[0]} ranks the hypotheses of a beam search, and num_beams=1; give more beams, or leave "
+            "it out"
+        )
+    if mbr_metric is not None and (beta := search.coverage_penalty):
+        given.append(f"coverage_penalty={beta}")
+    if len(given) > 1:
+        raise UserError(f"{given[0]} and {given[1]} both rank the hypotheses; leave one out")
+
+
+def reranker_of(
+    search: SearchOptions,
+    mbr_metric: str | None,
+    reverse_model: Scorer | None,
+    reverse_weight: float | None,
+) -> Reranker | None:
+    """Return the ranking that the options ask for; None if the scores of the search rank.
+
+    Raises:
+        UserError: as `check_reranking`.
+    """
+    check_reranking(search, mbr_metric, reverse_model, reverse_weight)
+    if mbr_metric is not None:
+        return MinimumRisk(mbr_metric, are_samples=search.sampling is not None)
+    if reverse_model is not None:
+        return NoisyChannel(reverse_model, WEIGHT if reverse_weight is None else reverse_weight)
+    return None

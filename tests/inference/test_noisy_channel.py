@@ -1,0 +1,210 @@
+"""Reranking by a model of the other direction: the scores computed here one by one."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import BertConfig
+
+from library_translators import save_translator
+from toy_translation import (
+    TRANSLATING,
+    save_toy_checkpoint,
+    save_toy_reverse_checkpoint,
+    toy_reverse_model,
+    toy_rows,
+    toy_tokenizer,
+    translator_of,
+)
+from vaswani import Scorer
+from vaswani.errors import UserError
+from vaswani.inference.directions import check_other_direction
+from vaswani.inference.translate.noisy_channel import WEIGHT, NoisyChannel
+from vaswani.inference.translate.results import Hypothesis, Translation
+from vaswani.inference.translate.translation import Translator
+
+PAIRS = toy_rows(60, seed=-21)
+SENTENCES = [source for source, _ in PAIRS]
+
+
+def reverse(**options: Any) -> Scorer:
+    return Scorer(toy_reverse_model(), toy_tokenizer(), **options)
+
+
+def ranked_by_hand(found: Translation, weight: float, alpha: float) -> list[tuple[float | None, str]]:
+    """The score and the text of each hypothesis, best first; empty ones have no score."""
+    read = [hypothesis for hypothesis in found.hypotheses if hypothesis.text]
+    ranked = []
+    for hypothesis, score in zip(read, reverse()([(h.text, found.source) for h in read]), strict=True):
+        assert score.log_prob is not None
+        assert hypothesis.score is not None
+        lp = ((5 + score.num_tokens) / 6) ** alpha
+        ranked.append((hypothesis.score + weight * score.log_prob / lp, hypothesis.text))
+    empty = [(None, "")] * (len(found.hypotheses) - len(read))
+    return [*sorted(ranked, reverse=True), *empty]
+
+
+def check_ranked(before: list[Translation], after: list[Translation], weight: float, alpha: float) -> None:
+    for one, other in zip(before, after, strict=True):
+        scores, texts = zip(*ranked_by_hand(one, weight, alpha), strict=True)
+        assert [h.text for h in other.hypotheses] == [*texts]
+        assert [h.score for h in other.hypotheses] == pytest.approx([*scores], abs=1e-4)
+        log_probs = ([h.log_prob for h in each.hypotheses] for each in (one, other))
+        assert sorted(next(log_probs)) == pytest.approx(sorted(next(log_probs)), abs=1e-4)
+    assert [t.text for t in before] != [t.text for t in after]
+
+
+@pytest.mark.parametrize(("weight", "alpha"), [(None, 0.6), (2.0, 0.6), (0.5, 0.0)])
+@pytest.mark.parametrize("kind", TRANSLATING)
+def test_the_hypotheses_of_a_search_are_ranked(kind: str, weight: float | None, alpha: float) -> None:
+    search: dict[str, Any] = {"num_beams": 6, "length_penalty": alpha}
+    plain = list(translator_of(kind, **search).translate(SENTENCES, n_best=6))
+    both = {"reverse_model": reverse(length_penalty=alpha), "reverse_weight": weight}
+    ranking = translator_of(kind, **search, **both)
+    ranked = list(ranking.translate(SENTENCES, n_best=6))
+    check_ranked(plain, ranked, weight or WEIGHT, alpha)
+    # The best is chosen from all beams, however many are asked for, and in any batch.
+    assert ranking(SENTENCES) == [t.text for t in ranked]
+    assert [len(t.hypotheses) for t in ranking.translate(SENTENCES, n_best=2)] == [2] * len(SENTENCES)
+    one_by_one = translator_of(kind, **search, **both, max_tokens_per_batch=1)
+    assert one_by_one(SENTENCES) == [t.text for t in ranked]
+
+
+def test_more_translations_are_right() -> None:
+    """Both models have half learned the language, and their errors differ."""
+    pairs = toy_rows(400, seed=-5)
+    options = ({}, {"reverse_model": reverse()})
+    right = [
+        sum(
+            found == target
+            for found, (_, target) in zip(
+                translator_of("toy", num_beams=6, **more)([source for source, _ in pairs]), pairs, strict=True
+            )
+        )
+        for more in options
+    ]
+    assert right[1] > 1.1 * right[0]
+
+
+def test_samples_are_ranked() -> None:
+    plain, ranked = (
+        list(translator_of("toy", temperature=1.5, **more).translate(SENTENCES, n_best=5))
+        for more in ({}, {"reverse_model": reverse()})
+    )
+    check_ranked(plain, ranked, WEIGHT, 0.6)
+
+
+def test_coverage_counts_too() -> None:
+    plain, ranked = (
+        list(translator_of("toy", num_beams=4, coverage_penalty=2.0, **more).translate(SENTENCES, n_best=4))
+        for more in ({}, {"reverse_model": reverse()})
+    )
+    check_ranked(plain, ranked, WEIGHT, 0.6)
+
+
+def test_a_multilingual_model_is_both_with_its_languages_exchanged(tmp_path: Path) -> None:
+    folder = save_translator("m2m100", tmp_path)
+    sentences = ["ein Hund sieht zwei Katzen", "der kleine Hund"]
+    languages = {"source_language": "de", "target_language": "fr"}
+    search: dict[str, Any] = {"num_beams": 4, "max_length": 8, **languages}
+    plain, ranked = (
+        list(Translator.from_pretrained(folder, **search, **more).translate(sentences, n_best=4))
+        for more in ({}, {"reverse_model": folder, "reverse_weight": 5.0})
+    )
+    exchanged = {"source_language": "fr", "target_language": "de"}
+    turned = Scorer.from_pretrained(folder, **exchanged)
+    for before, after in zip(plain, ranked, strict=True):
+        (expected,) = NoisyChannel(turned, 5.0)([before])
+        assert [h.reverse_log_prob for h in after.hypotheses] == pytest.approx(
+            [h.reverse_log_prob for h in expected.hypotheses], abs=1e-3
+        )
+    with pytest.raises(UserError, match="which reads one direction only"):
+        Translator.from_pretrained(folder, reverse_model=folder)
+
+
+def test_the_options_of_loading_apply_to_both(tmp_path: Path) -> None:
+    forward = save_toy_checkpoint(tmp_path / "forward")
+    backward = save_toy_reverse_checkpoint(tmp_path / "backward")
+    options: dict[str, Any] = {"dtype": "bfloat16", "length_penalty": 0.3, "max_tokens_per_batch": 100}
+    reranker = Translator.from_pretrained(forward, reverse_model=backward, **options).reranker
+    assert isinstance(reranker, NoisyChannel)
+    assert reranker.scorer.model.dtype == torch.bfloat16
+    assert reranker.scorer.max_tokens_per_batch == 100
+    assert reranker.scorer.length_penalty.of(7) == 2**0.3
+    BertConfig(architectures=["BertForMaskedLM"]).save_pretrained(tmp_path / "masked")
+    with pytest.raises(UserError, match="is a masked language model; expected an encoder-decoder"):
+        Translator.from_pretrained(forward, reverse_model=tmp_path / "masked")
+
+
+def test_hypotheses_that_cannot_be_read_come_last() -> None:
+    hypotheses = tuple(Hypothesis(text, True, score) for text, score in (("", -0.1), ("1 2", -9.0)))
+    rank = NoisyChannel(reverse())
+    (ranked,) = rank([Translation("one two", hypotheses)])
+    assert [h.text for h in ranked.hypotheses] == ["1 2", ""]
+    assert ranked.hypotheses[1].score is None is ranked.hypotheses[1].reverse_log_prob
+    only_empty = replace(ranked, hypotheses=ranked.hypotheses[1:])
+    assert rank([only_empty]) == [only_empty]
+    assert rank([Translation("one two")]) == [Translation("one two")]
+
+
+def test_a_source_that_the_other_direction_cannot_write_is_a_problem() -> None:
+    translator = translator_of("toy", reverse_model=reverse(max_length=4))
+    found = list(translator.translate(["one two", "one two three four"]))
+    assert [bool(each.hypotheses) for each in found] == [True, False]
+    expected = "in the other direction, its target has 5 tokens, more than max_length=4; raise that"
+    assert found[1].problem == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"reverse_weight": 0.3}, "reverse_weight=0.3 is for a reverse_model; add one, or leave it out"),
+        ({"reverse_model": "x", "reverse_weight": 0.0}, "reverse_weight=0.0 must be above 0"),
+        ({"reverse_model": "x", "num_beams": 1}, "reverse_model ranks the hypotheses of a beam search, and"),
+        (
+            {"reverse_model": "x", "mbr_metric": "chrf"},
+            "reverse_model and mbr_metric=chrf both rank the hypotheses; leave one out",
+        ),
+    ],
+    ids=str,
+)
+def test_contradictory_options_raise_an_error_before_loading(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Translator.from_pretrained("no/model", **options)
+    of_class = {**options, "reverse_model": reverse()} if "reverse_model" in options else options
+    with pytest.raises(UserError, match=message):
+        translator_of("toy", **of_class)
+
+
+def test_one_sample_or_a_stream_raises_an_error() -> None:
+    translator = translator_of("toy", temperature=1.0, reverse_model=reverse())
+    with pytest.raises(UserError, match=r"reverse_model=.* ranks the samples of a sentence, and n_best=1"):
+        translator(["one two"])
+    with pytest.raises(UserError, match=r"reverse_model=.* needs the whole translation"):
+        translator.stream("one two")
+
+
+def settings(folder: Path, text: str) -> Path:
+    folder.mkdir()
+    (folder / "training_config.yaml").write_text(text)
+    return folder
+
+
+def test_two_models_of_one_direction_are_an_error(tmp_path: Path) -> None:
+    forward, again = (
+        settings(tmp_path / name, "source_field: en\ntarget_field: de\n") for name in ("forward", "again")
+    )
+    backward = settings(tmp_path / "backward", "source_field: de\ntarget_field: en\n")
+    check_other_direction(forward, backward)
+    with pytest.raises(
+        UserError, match=r"the model and the reverse_model are both .*forward, which reads one"
+    ):
+        check_other_direction(forward, forward)
+    with pytest.raises(UserError, match="were both trained from the column 'en' to 'de'; give a reverse"):
+        check_other_direction(forward, again)
+    # Text files have the default columns in either direction, and models of others record none.
+    files = [settings(tmp_path / name, "source_field: source\ntarget_field: target\n") for name in "ab"]
+    check_other_direction(*files)
+    check_other_direction("Helsinki-NLP/opus-mt-en-de", "Helsinki-NLP/opus-mt-de-en")
