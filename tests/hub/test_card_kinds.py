@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoModelForQuestionAnswering
 
-from toy_labels import save_toy_classifier
+from toy_labels import save_toy_answerer, save_toy_classifier, toy_config, toy_tokenizer
 from vaswani import VaswaniConfig, VaswaniDecoderConfig, VaswaniEncoderConfig
 from vaswani.hub.card import model_card
 from vaswani.hub.plain_card import usage
@@ -172,17 +173,61 @@ def test_a_pretrained_encoder_decoder_without_scores_has_its_task_and_removed_te
     assert "pipeline_tag" not in str(model_card(RunMetadata(facts.config, 1_234), "ada/toy"))  # nothing known
 
 
+def printed_by_snippet(folder: Path, capsys: pytest.CaptureFixture[str], *examples: str) -> str:
+    """What the code in the card of a model prints."""
+    snippet = usage(read_config(folder), str(folder), *examples).split("```python")[1].split("```")[0]
+    capsys.readouterr()
+    exec(snippet, {})
+    return capsys.readouterr().out
+
+
 @pytest.mark.parametrize("library", [False, True])
 @pytest.mark.parametrize("task", ["classification", "multi_label", "regression"])
 def test_the_snippet_of_a_classifier_prints_the_labels_with_their_probabilities(
     task: str, library: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = save_toy_classifier(tmp_path, task, library)
-    snippet = usage(read_config(folder), str(folder), "the film").split("```python")[1].split("```")[0]
-    exec(snippet, {})
+    printed = printed_by_snippet(folder, capsys, "the film")
     (expected,) = Classifier.from_pretrained(folder)(["the film"])
-    printed = capsys.readouterr().out
     if task == "regression":
         assert f"{expected.label:.4f}" in printed
     else:
         assert eval(printed) == pytest.approx(expected.probabilities)
+
+
+@pytest.mark.parametrize("library", [False, True])
+def test_the_snippet_of_a_tagger_prints_tokens_with_their_tags(
+    library: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_toy_classifier(tmp_path, "tagging", library)
+    printed = eval(printed_by_snippet(folder, capsys, "ann saw rome"))
+    (expected,) = Classifier.from_pretrained(folder)([["ann", "saw", "rome"]])
+    assert [tag for _, tag in printed[1:-1]] == list(expected.label)
+    assert ["ann" in printed[1][0], "rome" in printed[3][0]] == [True, True]
+
+
+@pytest.mark.parametrize("library", [False, True])
+@pytest.mark.parametrize("auto_class", [AutoModelForMaskedLM, AutoModelForPreTraining])
+def test_the_snippet_of_a_masked_model_prints_the_likeliest_words(
+    auto_class: Any, library: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, tokenizer = auto_class.from_config(toy_config(library)), toy_tokenizer()
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    printed = eval(printed_by_snippet(tmp_path, capsys))
+    inputs = tokenizer([f"The {tokenizer.mask_token} is good."], return_tensors="pt")
+    place = inputs["input_ids"][0].tolist().index(tokenizer.mask_token_id)
+    scores = model.eval()(**inputs)[0][0, place]
+    assert printed == [tokenizer.decode([token]) for token in scores.argsort(descending=True)[:5].tolist()]
+
+
+def test_the_snippet_of_a_question_answerer_prints_the_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_toy_answerer(tmp_path)
+    model = AutoModelForQuestionAnswering.from_pretrained(folder)
+    printed = printed_by_snippet(folder, capsys, "who was good", "the film was bad and ann saw rome")
+    inputs = toy_tokenizer()("who was good", "the film was bad and ann saw rome", return_tensors="pt")
+    outputs = model.eval()(**inputs)
+    start, end = outputs.start_logits.argmax(), outputs.end_logits.argmax()
+    assert printed == toy_tokenizer().decode(inputs["input_ids"][0, start : end + 1]) + "\n"

@@ -196,12 +196,29 @@ def _attention(config: VaswaniFamilyConfig, stack: str) -> str:
 _WITH_VOCABULARY_HEAD = (
     *("AutoModelForSeq2SeqLM", "AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForPreTraining"),
 )
+_BEST_WORDS = (
+    'place = inputs["input_ids"][0].tolist().index(tokenizer.mask_token_id)\n'
+    "best = model(**inputs).{logits}[0, place].topk(5).indices\n"
+    "print([tokenizer.decode([token]) for token in best])"
+)
 # The last lines of a snippet for a model that does not generate.
 _SHOWN = {
     "AutoModel": "print(model(**inputs).last_hidden_state.shape)",
-    "AutoModelForPreTraining": "print(model(**inputs).prediction_logits)",
-    "AutoModelForQuestionAnswering": "print(model(**inputs).start_logits)",
+    "AutoModelForMaskedLM": _BEST_WORDS.format(logits="logits"),
+    "AutoModelForPreTraining": _BEST_WORDS.format(logits="prediction_logits"),
+    "AutoModelForQuestionAnswering": (
+        "outputs = model(**inputs)\n"
+        "start, end = outputs.start_logits.argmax(), outputs.end_logits.argmax()\n"
+        'print(tokenizer.decode(inputs["input_ids"][0, start : end + 1]))'
+    ),
+    "AutoModelForTokenClassification": (
+        'tokens = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0])\n'
+        "labels = model(**inputs).logits[0].argmax(-1).tolist()\n"
+        "print([(token, model.config.id2label[label]) for token, label in zip(tokens, labels)])"
+    ),
 }
+# The text of a snippet for a model that fills in words; only its tokenizer knows the mask.
+_MASKED_TEXT = 'f"The {tokenizer.mask_token} is good."'
 # The last lines of a snippet for a classifier.
 _PROBABILITIES = (
     "probabilities = model(**inputs).logits[0].{function}.tolist()\n"
@@ -256,7 +273,8 @@ def usage(
     Args:
         config: configuration of the model, with the name of its class.
         repo_id: name from which the model can be loaded.
-        example: a text to translate, a question, or the first text of a pair; default `neutral_example`.
+        example: a text to translate, a question, or the first text of a pair; default `neutral_example`. A
+            model that fills in words gets a text with a mask instead.
         second_example: the text that answers the question, or the second text of a pair.
         target_tokenizer: subfolder of the target tokenizer in the repository, if there is one.
         adapts: for an adapter, the name of its model.
@@ -265,6 +283,8 @@ def usage(
     decoder = "tokenizer" if target_tokenizer is None else "target_tokenizer"
     examples = [example or neutral_example(config), *([] if second_example is None else [second_example])]
     texts = ", ".join(f"[{json.dumps(text, ensure_ascii=False)}]" for text in examples)
+    if auto_class in ("AutoModelForMaskedLM", "AutoModelForPreTraining"):
+        texts = f"[{_MASKED_TEXT}]"
     run = _running(auto_class, config, decoder)
 
     def snippet(first_line: str = "", options: str = "") -> str:
