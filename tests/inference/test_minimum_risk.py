@@ -7,9 +7,11 @@ import pytest
 import sacrebleu
 import torch
 
-from toy_translation import TRANSLATING, toy_sources, translator_of
+from toy_translation import TRANSLATING, toy_reverse_model, toy_sources, toy_tokenizer, translator_of
+from vaswani import Scorer
 from vaswani.errors import UserError
-from vaswani.inference.translate.minimum_risk import SCALE, expected_utilities
+from vaswani.inference.translate.minimum_risk import SCALE, MinimumRisk, expected_utilities
+from vaswani.inference.translate.results import Hypothesis, Translation
 from vaswani.inference.translate.translation import Translator
 
 SENTENCES = toy_sources(30, seed=-21)
@@ -48,7 +50,8 @@ def test_expected_utilities(metric: str, log_probs: list[float] | None) -> None:
         "Ja, ja, ja, ja, ja",
         "Ja, ja, ja",  # shares an n-gram of the line before more than once
     ]
-    found = expected_utilities(texts, log_probs, metric)
+    weights = [0.0] * len(texts) if log_probs is None else [SCALE * each for each in log_probs]
+    found = expected_utilities(texts, weights, metric)
     assert found == pytest.approx(by_hand(texts, log_probs, metric), abs=1e-6)
     assert found[2] == found[3]
     assert all(0 < each < 1 for each in found)
@@ -69,7 +72,7 @@ def test_hypotheses_that_are_equally_similar_to_the_others_tie_exactly(metric: s
 def test_bleu_splits_words_as_the_script_needs() -> None:
     """Without spaces, a sentence would be one word, and two sentences would have nothing in common."""
     different, similar = (
-        expected_utilities(["我喜欢大象", text], None, "bleu") for text in ("他走", "我喜欢象")
+        expected_utilities(["我喜欢大象", text], [0.0, 0.0], "bleu") for text in ("他走", "我喜欢象")
     )
     assert similar[0] > different[0]
 
@@ -109,6 +112,32 @@ def test_samples_count_equally(metric: str) -> None:
         expected = sorted(by_hand(texts, None, metric), reverse=True)
         assert [h.score for h in after.hypotheses] == pytest.approx(expected, abs=1e-6)
     assert [t.text for t in lists[0]] != [t.text for t in lists[1]]
+
+
+@METRICS
+@pytest.mark.parametrize("search", [{"num_beams": 6}, {"temperature": 1.5}], ids=str)
+def test_the_other_direction_counts_too(search: dict[str, Any], metric: str) -> None:
+    """A hypothesis has the weight (P(y|x) · P(x|y)^λ)^SCALE, a sample P(x|y)^(λ · SCALE)."""
+    options = {"reverse_model": Scorer(toy_reverse_model(), toy_tokenizer()), "reverse_weight": 0.7}
+    plain, risk, both = (
+        list(translator_of("toy", **search, **more).translate(SENTENCES, n_best=6))
+        for more in (options, {"mbr_metric": metric}, {"mbr_metric": metric, **options})
+    )
+    for before, after in zip(plain, both, strict=True):
+        read = [h for h in before.hypotheses if h.reverse_log_prob is not None]
+        if len(read) < len(before.hypotheses):
+            continue  # empty hypotheses do not count
+        texts = [h.text for h in read]
+        log_probs = [(h.log_prob if "num_beams" in search else 0.0) + 0.7 * h.reverse_log_prob for h in read]
+        expected = sorted(by_hand(texts, log_probs, metric), reverse=True)
+        assert [h.score for h in after.hypotheses] == pytest.approx(expected, abs=1e-4)
+    assert len({tuple(t.text for t in each) for each in (plain, risk, both)}) == 3
+    empty = MinimumRisk(metric, are_samples=False, reverse_weight=1.0)
+    only = Translation(
+        "one", (Hypothesis("1", True, -1.0, -1.0, reverse_log_prob=-2.0), Hypothesis("", True))
+    )
+    (ranked,) = empty([only])
+    assert [h.score for h in ranked.hypotheses] == [1.0, 0.0]
 
 
 def test_phrases_and_prefixes_are_respected() -> None:

@@ -128,7 +128,7 @@ def test_the_options_of_loading_apply_to_both(tmp_path: Path) -> None:
     forward = save_toy_checkpoint(tmp_path / "forward")
     backward = save_toy_reverse_checkpoint(tmp_path / "backward")
     options: dict[str, Any] = {"dtype": "bfloat16", "length_penalty": 0.3, "max_tokens_per_batch": 100}
-    reranker = Translator.from_pretrained(forward, reverse_model=backward, **options).reranker
+    (reranker,) = Translator.from_pretrained(forward, reverse_model=backward, **options).rerankers
     assert isinstance(reranker, NoisyChannel)
     assert reranker.scorer.model.dtype == torch.bfloat16
     assert reranker.scorer.max_tokens_per_batch == 100
@@ -163,10 +163,6 @@ def test_a_source_that_the_other_direction_cannot_write_is_a_problem() -> None:
         ({"reverse_weight": 0.3}, "reverse_weight=0.3 is for a reverse_model; add one, or leave it out"),
         ({"reverse_model": "x", "reverse_weight": 0.0}, "reverse_weight=0.0 must be above 0"),
         ({"reverse_model": "x", "num_beams": 1}, "reverse_model ranks the hypotheses of a beam search, and"),
-        (
-            {"reverse_model": "x", "mbr_metric": "chrf"},
-            "reverse_model and mbr_metric=chrf both rank the hypotheses; leave one out",
-        ),
     ],
     ids=str,
 )

@@ -12,6 +12,7 @@ than BLEU does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +22,8 @@ import torch
 from vaswani.inference.translate.results import Hypothesis, Translation, ranked_by_score
 
 UTILITIES = ("chrf", "bleu")
-# The hypotheses of a beam search have p(y) ∝ P(y|x)^SCALE, because P itself would leave all to the first few.
+# The hypotheses of a beam search have p(y) ∝ P(y|x)^SCALE, because P itself would leave all to the first few;
+# with a model of the other direction p(y) ∝ (P(y|x) · P(x|y)^λ)^SCALE, and samples p(y) ∝ P(x|y)^(λ · SCALE).
 # Chosen on the validation split of Multi30k: see docs/results/translation.md.
 SCALE = 0.5
 # Hypotheses that are equally similar to the others can differ in the last digits of a sum, which depend on
@@ -35,11 +37,13 @@ class MinimumRisk:
 
     Args:
         metric: the utility, one of `UTILITIES`.
-        are_samples: whether they are samples, which all have the same weight.
+        are_samples: whether they are samples, which already count by how often they were drawn.
+        reverse_weight: λ of hypotheses with a `reverse_log_prob` (see `noisy_channel`).
     """
 
     metric: str
     are_samples: bool
+    reverse_weight: float = 0.0
 
     @property
     def option(self) -> str:
@@ -54,26 +58,35 @@ class MinimumRisk:
         ]
 
     def _ranked(self, hypotheses: Sequence[Hypothesis]) -> tuple[Hypothesis, ...]:
-        log_probs = None if self.are_samples else [hypothesis.log_prob or 0.0 for hypothesis in hypotheses]
-        expected = expected_utilities([hypothesis.text for hypothesis in hypotheses], log_probs, self.metric)
+        texts = [hypothesis.text for hypothesis in hypotheses]
+        expected = expected_utilities(texts, self._log_weights(hypotheses), self.metric)
         scored = [replace(each, score=score) for each, score in zip(hypotheses, expected, strict=True)]
         return ranked_by_score(scored)
 
+    def _log_weights(self, hypotheses: Sequence[Hypothesis]) -> list[float]:
+        """Return log p(y) of each hypothesis of one source, up to a constant."""
+        both = [0.0 if self.are_samples else each.log_prob or 0.0 for each in hypotheses]
+        reverse = [each.reverse_log_prob for each in hypotheses]
+        if any(each is not None for each in reverse):  # those without one, such as empty ones, do not count
+            channel = [-math.inf if each is None else self.reverse_weight * each for each in reverse]
+            both = [sum(each) for each in zip(both, channel, strict=True)]
+        return [SCALE * each for each in both]
 
-def expected_utilities(texts: Sequence[str], log_probs: Sequence[float] | None, metric: str) -> list[float]:
+
+def expected_utilities(texts: Sequence[str], log_weights: Sequence[float], metric: str) -> list[float]:
     """Return the expected utility of each hypothesis of one source, from 0 to 1, rounded to nine decimals.
 
     Args:
         texts: the hypotheses; equal ones count together.
-        log_probs: log P(y|x) of each; None for samples, which all have the same weight.
+        log_weights: log p(y) of each, up to a constant.
         metric: the utility, "chrf" or "bleu" (of sentences, with the n-grams that they have).
     """
-    logits = torch.zeros(len(texts)) if log_probs is None else SCALE * torch.tensor(log_probs)
+    weights = torch.tensor(log_weights, dtype=torch.float64).softmax(dim=0)
     weight_of = dict.fromkeys(texts, 0.0)
-    for text, weight in zip(texts, logits.double().softmax(dim=0).tolist(), strict=True):
+    for text, weight in zip(texts, weights.tolist(), strict=True):
         weight_of[text] += weight
-    weights = torch.tensor([*weight_of.values()], dtype=torch.float64)
-    expected = (_utilities([*weight_of], metric) @ weights).tolist()
+    of_texts = torch.tensor([*weight_of.values()], dtype=torch.float64)
+    expected = (_utilities([*weight_of], metric) @ of_texts).tolist()
     expected_of = {text: round(each, _DECIMALS) for text, each in zip(weight_of, expected, strict=True)}
     return [expected_of[text] for text in texts]
 

@@ -42,33 +42,35 @@ def check_reranking(
             )
     if mbr_metric is not None and mbr_metric not in UTILITIES:
         raise UserError(f"mbr_metric={mbr_metric} is unknown; choose {' or '.join(UTILITIES)}")
-    ranks = {"reverse_model": reverse_model, f"mbr_metric={mbr_metric}": mbr_metric}
-    given = [option for option, value in ranks.items() if value is not None]
+    options = {f"mbr_metric={mbr_metric}": mbr_metric, "reverse_model": reverse_model}
+    given = [option for option, value in options.items() if value is not None]
     if given and search.num_beams == 1 and search.sampling is None:
         raise UserError(
             f"{given[0]} ranks the hypotheses of a beam search, and num_beams=1; give more beams, or leave "
             "it out"
         )
     if mbr_metric is not None and (beta := search.coverage_penalty):
-        given.append(f"coverage_penalty={beta}")
-    if len(given) > 1:
-        raise UserError(f"{given[0]} and {given[1]} both rank the hypotheses; leave one out")
+        raise UserError(
+            f"mbr_metric={mbr_metric} and coverage_penalty={beta} both rank the hypotheses; leave one out"
+        )
 
 
-def reranker_of(
+def rerankers_of(
     search: SearchOptions,
     mbr_metric: str | None,
     reverse_model: Scorer | None,
     reverse_weight: float | None,
-) -> Reranker | None:
-    """Return the ranking that the options ask for; None if the scores of the search rank.
+) -> list[Reranker]:
+    """Return the rankings that the options ask for, in their order; empty if the scores of the search rank.
 
     Raises:
         UserError: as `check_reranking`.
     """
     check_reranking(search, mbr_metric, reverse_model, reverse_weight)
-    if mbr_metric is not None:
-        return MinimumRisk(mbr_metric, are_samples=search.sampling is not None)
+    rerankers: list[Reranker] = []
+    weight = WEIGHT if reverse_weight is None else reverse_weight
     if reverse_model is not None:
-        return NoisyChannel(reverse_model, WEIGHT if reverse_weight is None else reverse_weight)
-    return None
+        rerankers.append(NoisyChannel(reverse_model, weight))
+    if mbr_metric is not None:
+        rerankers.append(MinimumRisk(mbr_metric, search.sampling is not None, weight))
+    return rerankers

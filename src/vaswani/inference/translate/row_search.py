@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
@@ -55,7 +56,8 @@ class RowSearch:
         constraints: what texts must satisfy.
         options: options of the search; with `attention_of="all"`, words are aligned.
         unknown_words: replaces unknown tokens in texts; None leaves them.
-        reranker: ranks all hypotheses of a search, or samples; None ranks by the scores of the search.
+        rerankers: rank all hypotheses of a search, or samples, one after the other; with none, the scores of
+            the search rank.
     """
 
     engine: Engine
@@ -63,22 +65,22 @@ class RowSearch:
     constraints: Constraints
     options: SearchOptions
     unknown_words: UnknownWords | None
-    reranker: Reranker | None = None
+    rerankers: Sequence[Reranker] = ()
 
     def translations(self, rows: list[Row], request: Request) -> list[Translation]:
         """Return the translation of each row."""
         with within_memory("sentences", len(rows), len(rows[0].token_ids)):
             found = self._search(rows, self.options, request)
         whole = [self._translation(row, written, request) for row, written in zip(rows, found, strict=True)]
-        if self.reranker is not None:
-            whole = self.reranker(whole)
+        for rerank in self.rerankers:
+            whole = rerank(whole)
         return [replace(each, hypotheses=each.hypotheses[: request.n_best]) for each in whole]
 
     def _search(
         self, rows: list[Row], options: SearchOptions, request: Request
     ) -> list[list[_DecodedOutput]]:
         """Return the outputs of the engine with their texts; to rank them again, all of the search."""
-        if self.reranker is not None:
+        if self.rerankers:
             request = Request(max(request.n_best, self.options.num_beams), with_scores=True)
         found = self.engine.search(
             [row.token_ids for row in rows],

@@ -41,7 +41,7 @@ from vaswani.inference.translate.engines import (
 )
 from vaswani.inference.translate.lengths import TargetLengths
 from vaswani.inference.translate.phrases import Line, banned_spellings, check_phrases, prefix_tokens
-from vaswani.inference.translate.reranking import check_reranking, reranker_of
+from vaswani.inference.translate.reranking import check_reranking, rerankers_of
 from vaswani.inference.translate.results import Translation
 from vaswani.inference.translate.row_search import Request, Row, RowSearch
 from vaswani.inference.translate.torch_engine import TorchEngine
@@ -80,9 +80,9 @@ class Translator:
         required_phrases: texts that every translation contains (see `RequiredPhrases`).
         mbr_metric: rank the hypotheses of a search, or the samples, by minimum Bayes risk with this metric,
             "chrf" or "bleu" (see `minimum_risk`). None ranks by scores.
-        reverse_model: rank them by this scorer of a model from target to source in addition (see
+        reverse_model: scorer of a model from target to source, which counts in the ranking (see
             `noisy_channel`).
-        reverse_weight: weight of its scores. None means 0.4.
+        reverse_weight: how much it counts. None means 0.4.
         options: options for the lengths of translations (see `TargetLengths`) and for the search or sampling
             (see `SearchOptions`).
 
@@ -115,7 +115,7 @@ class Translator:
         check_positive(max_tokens_per_batch=max_tokens_per_batch)
         self.max_tokens_per_batch = max_tokens_per_batch
         self.lengths, search = _lengths_and_search(options)
-        self.reranker = reranker_of(search, mbr_metric, reverse_model, reverse_weight)
+        self.rerankers = rerankers_of(search, mbr_metric, reverse_model, reverse_weight)
         self.banned_phrases, self.required_phrases = check_phrases(banned_phrases, required_phrases)
         self.engine = model if isinstance(model, Engine) else TorchEngine(model)
         self.sides = Sides(
@@ -151,7 +151,7 @@ class Translator:
         self.engine.check(self.options, self.start_options)
         self._unknown_words = UnknownWords(targets) if replace_unknown else None
         self._search = RowSearch(
-            self.engine, self.sides, self.constraints, self.options, self._unknown_words, self.reranker
+            self.engine, self.sides, self.constraints, self.options, self._unknown_words, self.rerankers
         )
 
     @classmethod
@@ -286,8 +286,8 @@ class Translator:
 
     def _ranking_option(self) -> str | None:
         """Return the option, with its value, that ranks the hypotheses anew; None if none does."""
-        if self.reranker is not None:
-            return self.reranker.option
+        if self.rerankers:
+            return self.rerankers[0].option
         beta = self.options.coverage_penalty
         return f"coverage_penalty={beta}" if beta else None
 
@@ -342,8 +342,7 @@ class Translator:
             "replace_unknown": self._unknown_words,
             "alignments": self.options.attention_of == "all",
         }
-        if self.reranker is not None:
-            whole[self.reranker.option] = True
+        whole |= {reranker.option: True for reranker in self.rerankers}
         for name, value in whole.items():
             if value:
                 raise UserError(
