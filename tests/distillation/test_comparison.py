@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from toy_translation import save_toy_checkpoint, toy_model, toy_rows, toy_tokenizer
+from toy_translation import save_toy_checkpoint, toy_model, toy_reverse_model, toy_rows, toy_tokenizer
+from vaswani import Scorer
 from vaswani.distillation import comparison as module
 from vaswani.distillation import measuring
 from vaswani.distillation.comparison import (
@@ -318,6 +319,17 @@ def test_models_must_be_decoded_in_the_same_way(
     odd = Candidate("odd", translator_of(**{option: other}))
     with pytest.raises(UserError, match=f"have {option}={given} and {option}={other}; give all the same"):
         compare(whole, [whole], ROWS, data="toys", baseline=odd)
+
+
+def test_what_ranks_the_hypotheses_is_reported_and_equal(whole: Candidate) -> None:
+    scorer = Scorer(toy_reverse_model(), toy_tokenizer())
+    options = {"mbr_metric": "chrf", "reverse_model": scorer, "reverse_weight": 2.0}
+    ranking = Candidate("ranking", translator_of(**options))
+    comparison = compare(ranking, [ranking], ROWS, data="toys")
+    report = as_markdown(comparison)
+    assert "reverse_model VaswaniForConditionalGeneration, reverse_weight 2.0, mbr_metric chrf" in report
+    with pytest.raises(UserError, match="have reverse_model=VaswaniForConditionalGeneration and reverse_mod"):
+        compare(ranking, [whole], ROWS, data="toys")
 
 
 # Loading.

@@ -223,6 +223,7 @@ def _search(translator: Translator) -> dict[str, Any]:
     others = {
         **vars(translator.options),
         **vars(translator.lengths),
+        **translator.reranking_options,
         "banned_phrases": list(translator.banned_phrases),
         "required_phrases": list(translator.required_phrases),
     }

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -46,9 +47,9 @@ class MinimumRisk:
     reverse_weight: float = 0.0
 
     @property
-    def option(self) -> str:
-        """The option that asks for this ranking, for messages."""
-        return f"mbr_metric={self.metric}"
+    def options(self) -> dict[str, Any]:
+        """The options that ask for this ranking."""
+        return {"mbr_metric": self.metric}
 
     def __call__(self, translations: Sequence[Translation]) -> list[Translation]:
         """Return the translations with their hypotheses ranked by expected utility, the new `score`."""

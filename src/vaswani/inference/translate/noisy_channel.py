@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from vaswani.inference.pairs import Pair
 from vaswani.inference.score.scorer import Score, Scorer
@@ -37,9 +39,11 @@ class NoisyChannel:
     weight: float = WEIGHT
 
     @property
-    def option(self) -> str:
-        """The option that asks for this ranking, for messages."""
-        return f"reverse_model={self.scorer.model.name_or_path}"
+    def options(self) -> dict[str, Any]:
+        """The options that ask for this ranking, with the name of the model without its folder."""
+        model = self.scorer.model
+        name = Path(model.name_or_path).name or type(model).__name__
+        return {"reverse_model": name, "reverse_weight": self.weight}
 
     def __call__(self, translations: Sequence[Translation]) -> list[Translation]:
         """Return the translations with their hypotheses ranked; the `score` of each is the sum above.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from vaswani.bounds import Bounds
 from vaswani.errors import UserError
@@ -15,16 +15,14 @@ from vaswani.inference.translate.results import Translation
 
 
 class Reranker(Protocol):
-    """Ranks all hypotheses of translations anew, and sets their scores.
-
-    Attributes:
-        option: the option that asks for the ranking, for messages.
-    """
+    """Ranks all hypotheses of translations anew, and sets their scores."""
 
     @property
-    def option(self) -> str: ...
+    def options(self) -> dict[str, Any]:
+        """The options that ask for the ranking, for messages and reports; first the one that names it."""
 
-    def __call__(self, translations: Sequence[Translation]) -> list[Translation]: ...
+    def __call__(self, translations: Sequence[Translation]) -> list[Translation]:
+        """Return the translations with their hypotheses ranked."""
 
 
 def check_reranking(

@@ -227,6 +227,11 @@ class Translator:
         return self.constraints.max_length
 
     @property
+    def reranking_options(self) -> dict[str, Any]:
+        """The options that rank hypotheses anew, with their values; empty without any."""
+        return {name: value for reranker in self.rerankers for name, value in reranker.options.items()}
+
+    @property
     def model(self) -> Any:
         """The model of a `TorchEngine`."""
         return cast(TorchEngine, self.engine).model
@@ -276,20 +281,16 @@ class Translator:
         check_positive(n_best=n_best, buffer_size=buffer_size)
         if self.options.sampling is None and n_best > (beams := self.options.num_beams):
             raise UserError(f"n_best={n_best} is more than num_beams={beams}; raise num_beams")
-        if n_best == 1 and self.options.sampling is not None and (ranking := self._ranking_option()):
-            raise UserError(
-                f"{ranking} ranks the samples of a sentence, and n_best=1; raise n_best, or leave it out"
-            )
+        ranks = {**self.reranking_options, "coverage_penalty": self.options.coverage_penalty}
+        for name, value in ranks.items():
+            if value and n_best == 1 and self.options.sampling is not None:
+                raise UserError(
+                    f"{name}={value} ranks the samples of a sentence, and n_best=1; raise n_best, or leave "
+                    "it out"
+                )
         lines = _lines(checked(sentences, (str, Line)), prefixes, required)
         done = progress or (lambda count: None)
         return self._translate_buffers(buffers(lines, buffer_size), Request(n_best, with_scores), done)
-
-    def _ranking_option(self) -> str | None:
-        """Return the option, with its value, that ranks the hypotheses anew; None if none does."""
-        if self.rerankers:
-            return self.rerankers[0].option
-        beta = self.options.coverage_penalty
-        return f"coverage_penalty={beta}" if beta else None
 
     def stream(
         self, sentence: str, *, prefix: str = "", required: Sequence[str] = (), number: int = 0
@@ -342,7 +343,7 @@ class Translator:
             "replace_unknown": self._unknown_words,
             "alignments": self.options.attention_of == "all",
         }
-        whole |= {reranker.option: True for reranker in self.rerankers}
+        whole |= self.reranking_options
         for name, value in whole.items():
             if value:
                 raise UserError(
