@@ -11,6 +11,7 @@ from toy_alignment import reversed_rows, save_reversing_checkpoint
 from toy_labels import save_toy_encoder
 from vaswani import Aligner
 from vaswani.cli import run
+from vaswani.inference.align.aligner import SymmetricAligner
 from vaswani.inference.align.links import METHODS, symmetrize, to_pharaoh
 
 PAIRS = [*reversed_rows(12, seed=-3), ("one two", "")]
@@ -108,6 +109,17 @@ def test_two_models_are_combined(models: Path, files: dict[str, Path], capfd) ->
     assert align(capfd, models, *pairs, *flags)[1] == found["grow-diag-final-and"]
 
 
+def test_each_direction_has_its_prefix(models: Path, files: dict[str, Path], capfd) -> None:
+    """With the options of a multilingual model, one model may be both."""
+    pairs = ["--input", files["source"], files["target"], "--symmetrize", "union"]
+    given = ["--reverse_model", models / "forward", "--source_prefix", "two "]
+    aligners = [Aligner.from_pretrained(models / "forward", source_prefix=each) for each in ("two ", "one ")]
+    expected = SymmetricAligner(*aligners, "union")(PAIRS)
+    status, lines, _ = align(capfd, models, *pairs, *given, "--reverse_source_prefix", "one ")
+    assert (status, lines) == (0, [to_pharaoh(each.links) for each in expected])
+    assert lines != align(capfd, models, *pairs, *given, "--reverse_source_prefix", "")[1]
+
+
 def test_pairs_that_are_not_aligned_are_named(models: Path, files: dict[str, Path], capfd) -> None:
     pairs = ["--input", files["source"], files["target"], "--gold", files["gold"]]
     status, lines, errors = align(capfd, models, *pairs, "--max_length", "5")
@@ -140,6 +152,10 @@ def test_pairs_that_are_not_aligned_are_named(models: Path, files: dict[str, Pat
         (["--heads", "0,0"], "heads=0,0 names a head twice"),
         (["--heads", "first"], "--heads first: expected all, or numbers such as 0,3"),
         (["--step", "write"], "step=write is unknown; expected predict or read"),
+        (
+            ["--reverse_source_prefix", "x"],
+            "--reverse_source_prefix is for two directions; add --reverse_model",
+        ),
         (["--symmetrize", "union"], "--symmetrize is for two directions; add --reverse_model"),
         (["--reverse_model", "{forward}", "--symmetrize", "grow"], "symmetrize=grow is unknown; expected"),
         (

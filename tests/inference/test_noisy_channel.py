@@ -124,6 +124,22 @@ def test_a_multilingual_model_is_both_with_its_languages_exchanged(tmp_path: Pat
         Translator.from_pretrained(folder, reverse_model=folder)
 
 
+def test_a_model_with_prefixes_is_both(tmp_path: Path) -> None:
+    folder = save_translator("t5", tmp_path)
+    options: dict[str, Any] = {"source_prefix": "see: ", "reverse_source_prefix": "two ", "num_beams": 3}
+    translator = Translator.from_pretrained(folder, reverse_model=folder, max_length=6, **options)
+    found = next(translator.translate(["der kleine Hund"], n_best=3))
+    turned = Scorer.from_pretrained(folder, source_prefix="two ")
+    (expected,) = NoisyChannel(turned)([found])
+    assert [h.reverse_log_prob for h in found.hypotheses] == pytest.approx(
+        [h.reverse_log_prob for h in expected.hypotheses], abs=1e-3
+    )
+    (other,) = NoisyChannel(Scorer.from_pretrained(folder))([found])
+    assert other.hypotheses[0].reverse_log_prob != found.hypotheses[0].reverse_log_prob
+    with pytest.raises(UserError, match="reverse_source_prefix='two ' is for a reverse_model; add one"):
+        Translator.from_pretrained(folder, reverse_source_prefix="two ")
+
+
 def test_the_options_of_loading_apply_to_both(tmp_path: Path) -> None:
     forward = save_toy_checkpoint(tmp_path / "forward")
     backward = save_toy_reverse_checkpoint(tmp_path / "backward")

@@ -12,6 +12,7 @@ from vaswani.cli.options import (
     OutputName,
     PaddedTokensPerBatch,
     PairsName,
+    ReverseSourcePrefix,
     TargetFile,
     added_field,
     model_option,
@@ -91,6 +92,7 @@ def align(
         str | None,
         model_option("--reverse_model", help="Folder or Hub name of a model from target to source."),
     ] = None,
+    reverse_source_prefix: ReverseSourcePrefix = None,
     symmetrize: Annotated[
         str | None,
         typer.Option(
@@ -127,11 +129,14 @@ def align(
     check_not_input(output_name, input_name, target_file, gold)
     if symmetrize is not None and reverse_model is None:
         raise UserError("--symmetrize is for two directions; add --reverse_model, or leave it out")
+    if reverse_source_prefix is not None and reverse_model is None:
+        raise UserError("--reverse_source_prefix is for two directions; add --reverse_model, or leave it out")
     check_method(method := symmetrize or "grow-diag-final-and")
     languages = options.pop("source_language"), options.pop("target_language")
-    if reverse_model is not None and not any(languages):
+    if reverse_model is not None and not any(languages) and reverse_source_prefix is None:
         check_other_direction(model, reverse_model)
     of_model = {name: options.pop(name) for name in ("revision", "source_prefix")}  # of --model only
+    of_reverse = {"source_prefix": reverse_source_prefix}
     options["layer"], options["heads"] = _layer(options["layer"]), _heads(options["heads"])
     options["max_source_length"] = options["max_source_length"] or "auto"
     added = output_field or "alignment"
@@ -143,7 +148,8 @@ def align(
         remedy = "give a table, whose rows come back as lines of JSON"
         check_line_options(pairs, input_name, output_name, option, remedy)
         gold_links = None if gold is None else load_gold(gold, pairs.total)
-        load = partial(_load_aligner, model, reverse_model, method, languages, of_model, options)
+        models = (model, of_model), (reverse_model, of_reverse)
+        load = partial(_load_aligner, *models, method, languages, options)
         report = write_results(
             load, pairs, align_pairs, output_name, buffer_size, gold=gold_links, output_field=added, warn=warn
         )
@@ -151,35 +157,31 @@ def align(
 
 
 def _load_aligner(
-    model: str,
-    reverse_model: str | None,
+    model: tuple[str, dict[str, Any]],
+    reverse_model: tuple[str | None, dict[str, Any]],
     method: str,
     languages: tuple[str | None, str | None],
-    of_model: dict[str, Any],
     options: dict[str, Any],
 ) -> "Aligner | SymmetricAligner":
     """Load the models of one or both directions.
 
     Args:
-        model: the model from source to target.
-        reverse_model: the model from target to source; None for one direction.
+        model: the model from source to target, with the options that are its own.
+        reverse_model: the model from target to source, None for one direction; with its own options.
         method: how to combine the directions.
         languages: of the sources and of the targets.
-        of_model: options of the first model alone.
         options: options of both.
     """
     from vaswani.inference.align.aligner import Aligner, SymmetricAligner
 
-    source, target = languages
-    forward = Aligner.from_pretrained(
-        model, source_language=source, target_language=target, **of_model, **options
-    )
-    if reverse_model is None:
+    def load(name: str, own: dict[str, Any], source: str | None, target: str | None) -> Aligner:
+        return Aligner.from_pretrained(name, source_language=source, target_language=target, **own, **options)
+
+    forward = load(*model, *languages)
+    reverse, own = reverse_model
+    if reverse is None:
         return forward
-    backward = Aligner.from_pretrained(
-        reverse_model, source_language=target, target_language=source, **options
-    )
-    return SymmetricAligner(forward, backward, method)
+    return SymmetricAligner(forward, load(reverse, own, *reversed(languages)), method)
 
 
 def _layer(text: str | None) -> Any:

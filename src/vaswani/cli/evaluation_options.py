@@ -52,7 +52,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
 SEARCH_OPTIONS = (
     *("num_beams", "length_penalty", "too_long", "max_length", "min_length", "max_length_ratio"),
     *("min_length_ratio", "no_repeat_ngram_size", "repetition_penalty", "coverage_penalty", "mbr_metric"),
-    *("reverse_model", "reverse_weight", "temperature", "top_k", "top_p", "seed"),
+    *("reverse_model", "reverse_weight", "reverse_source_prefix", "temperature", "top_k", "top_p", "seed"),
     *("replace_unknown", "banned_phrases", "required_phrases"),
 )
 ANSWER_OPTIONS = ("null_score_diff_threshold", "doc_stride", "max_question_length", "max_answer_length")

@@ -211,6 +211,13 @@ ReverseModel = Annotated[
         "or the samples, in addition.",
     ),
 ]
+ReverseSourcePrefix = Annotated[
+    str | None,
+    typer.Option(
+        "--reverse_source_prefix",
+        help="The --source_prefix of --reverse_model, such as '>>fra<< '. Default: as saved with it.",
+    ),
+]
 ReverseWeight = Annotated[
     float | None,
     number("--reverse_weight", help="Weight of the scores of --reverse_model. Default: 0.4.", above=0),
@@ -425,6 +432,7 @@ def _translator_options(
     mbr_metric: MbrMetric = None,
     reverse_model: ReverseModel = None,
     reverse_weight: ReverseWeight = None,
+    reverse_source_prefix: ReverseSourcePrefix = None,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,

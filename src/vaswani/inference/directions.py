@@ -11,7 +11,7 @@ from vaswani.files.run_settings import read_settings
 def check_other_direction(model: str | Path, reverse_model: str | Path) -> None:
     """Raise a UserError if a reverse model is the model itself, or was trained on the same direction.
 
-    Do not call it with the languages of a multilingual model, which can be both.
+    Do not call it if languages or a prefix select the direction of a multilingual model, which can be both.
 
     Args:
         model: folder, or name on the Hub, of the model from source to target.
@@ -20,7 +20,7 @@ def check_other_direction(model: str | Path, reverse_model: str | Path) -> None:
     if Path(reverse_model).resolve() == Path(model).resolve():
         raise UserError(
             f"the model and the reverse_model are both {model}, which reads one direction only; give a model "
-            "from target to source, or the languages of a multilingual model"
+            "from target to source, or, for a multilingual model, the languages or a reverse_source_prefix"
         )
     directions = [_trained_direction(each) for each in (model, reverse_model)]
     if directions[0] is not None and directions[0] == directions[1]:

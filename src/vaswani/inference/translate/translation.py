@@ -163,6 +163,7 @@ class Translator:
         ensemble_weights: Sequence[float] | None = None,
         ensemble_average: str | None = None,
         reverse_model: str | Path | None = None,
+        reverse_source_prefix: str | None = None,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         quantization: str | None = None,
@@ -183,6 +184,8 @@ class Translator:
                 "log_probabilities".
             reverse_model: the folder, or the name on the Hub, of a model from target to source, which ranks
                 the hypotheses in addition (see `noisy_channel`). It runs in PyTorch.
+            reverse_source_prefix: the `source_prefix` of that model, such as ">>fra<< "; None means the
+                prefix saved with its tokenizer.
             device: None means a CUDA device if there is one, else the CPU.
             dtype: dtype of the weights; None means as saved. CTranslate2 also has "int8" and other types.
             quantization: `"int8"` quantizes the weights after loading (see `vaswani.inference.quantization`);
@@ -199,6 +202,11 @@ class Translator:
         # These raise before a model is loaded.
         _, search = _lengths_and_search(options, others=True)
         check_reranking(search, options.get("mbr_metric"), reverse_model, options.get("reverse_weight"))
+        if reverse_source_prefix is not None and reverse_model is None:
+            raise UserError(
+                f"reverse_source_prefix={reverse_source_prefix!r} is for a reverse_model; add one, or leave "
+                "it out"
+            )
         check_phrases(options.get("banned_phrases"), options.get("required_phrases"))
         load = LoadOptions(
             device=device,
@@ -211,7 +219,9 @@ class Translator:
         ensemble = EnsembleOptions(weights=ensemble_weights, average=ensemble_average)
         ensemble.check(len(names), engine, load)
         if reverse_model is not None:
-            options["reverse_model"] = _load_reverse(names[0], reverse_model, engine, load, options)
+            options["reverse_model"] = _load_reverse(
+                names[0], reverse_model, reverse_source_prefix, engine, load, options
+            )
         if len(names) == 1:
             return cls(*load_engine(engine, names[0], load), **options)
         return cls(*load_ensemble(names, load, ensemble), **options)
@@ -449,20 +459,26 @@ def _lengths_and_search(options: dict[str, Any], others: bool = False) -> tuple[
 
 
 def _load_reverse(
-    name: str | Path, reverse: str | Path, engine: str, load: LoadOptions, options: dict[str, Any]
+    name: str | Path,
+    reverse: str | Path,
+    source_prefix: str | None,
+    engine: str,
+    load: LoadOptions,
+    options: dict[str, Any],
 ) -> Scorer:
     """Load the scorer of a model from target to source.
 
     Args:
         name: the model from source to target.
         reverse: the model from target to source.
+        source_prefix: the prefix of that one.
         engine: the engine of the first; its types of weights are for the other one too if it is PyTorch.
         load: how the first is loaded, on the same device.
         options: options of the translator. Those that the scorer has too apply to both, with the languages
             exchanged.
     """
     languages = options.get("source_language"), options.get("target_language")
-    if not any(languages):
+    if not any(languages) and source_prefix is None:
         check_other_direction(name, reverse)
     if (kind := kind_of_checkpoint(reverse)) != "seq2seq":
         raise UserError(f"reverse_model={reverse} is a {kind} language model; expected an encoder-decoder")
@@ -474,6 +490,7 @@ def _load_reverse(
         allow_mismatch=load.allow_mismatch,
         source_language=languages[1],
         target_language=languages[0],
+        source_prefix=source_prefix,
         dtype=load.dtype if has_types else None,
         quantization=load.quantization if has_types else None,
         **common,
