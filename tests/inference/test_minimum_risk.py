@@ -146,6 +146,16 @@ def test_phrases_and_prefixes_are_respected() -> None:
     assert all(each.text.startswith("9 8") and "7" not in each.text for each in found)
 
 
+def test_a_sentence_without_a_translation_has_a_problem() -> None:
+    translator = translator_of("toy", num_beams=4, mbr_metric="chrf", max_length=3)
+    one, other = translator.translate(["one two", "one"], required=[["1 2 3 4 5 6"], []])
+    assert (one.hypotheses, bool(one.problem)) == ((), True)
+    assert other.text
+    long = Scorer(toy_reverse_model(), toy_tokenizer(), max_length=2)
+    found = translator_of("toy", mbr_metric="chrf", reverse_model=long).translate(["one two", "one"])
+    assert [bool(each.problem) for each in found] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

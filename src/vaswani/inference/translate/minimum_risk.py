@@ -54,8 +54,8 @@ class MinimumRisk:
     def __call__(self, translations: Sequence[Translation]) -> list[Translation]:
         """Return the translations with their hypotheses ranked by expected utility, the new `score`."""
         return [
-            replace(translation, hypotheses=self._ranked(translation.hypotheses))
-            for translation in translations
+            replace(each, hypotheses=self._ranked(each.hypotheses)) if each.hypotheses else each
+            for each in translations
         ]
 
     def _ranked(self, hypotheses: Sequence[Hypothesis]) -> tuple[Hypothesis, ...]:
