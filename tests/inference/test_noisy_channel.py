@@ -6,19 +6,21 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import BertConfig
+from transformers import BertConfig, GPT2Config, GPT2LMHeadModel
 
 from library_translators import save_translator
 from toy_translation import (
     TRANSLATING,
     save_toy_checkpoint,
     save_toy_reverse_checkpoint,
+    toy_model,
     toy_reverse_model,
     toy_rows,
     toy_tokenizer,
     translator_of,
 )
 from vaswani import Scorer
+from vaswani.data.text_codec import with_source_tags
 from vaswani.errors import UserError
 from vaswani.inference.directions import check_other_direction
 from vaswani.inference.translate.noisy_channel import WEIGHT, NoisyChannel
@@ -136,7 +138,9 @@ def test_a_model_with_prefixes_is_both(tmp_path: Path) -> None:
     )
     (other,) = NoisyChannel(Scorer.from_pretrained(folder))([found])
     assert other.hypotheses[0].reverse_log_prob != found.hypotheses[0].reverse_log_prob
-    with pytest.raises(UserError, match="reverse_source_prefix='two ' is for a reverse_model; add one"):
+    with pytest.raises(
+        UserError, match="reverse_source_prefix='two ' is for a reverse_model to load; name one"
+    ):
         Translator.from_pretrained(folder, reverse_source_prefix="two ")
 
 
@@ -165,12 +169,77 @@ def test_hypotheses_that_cannot_be_read_come_last() -> None:
     assert rank([Translation("one two")]) == [Translation("one two")]
 
 
-def test_a_source_that_the_other_direction_cannot_write_is_a_problem() -> None:
-    translator = translator_of("toy", reverse_model=reverse(max_length=4))
+@pytest.mark.parametrize("metric", [None, "chrf"])
+def test_a_source_that_the_other_direction_cannot_write_is_a_problem(metric: str | None) -> None:
+    translator = translator_of("toy", reverse_model=reverse(max_length=4), mbr_metric=metric)
     found = list(translator.translate(["one two", "one two three four"]))
     assert [bool(each.hypotheses) for each in found] == [True, False]
     expected = "in the other direction, its target has 5 tokens, more than max_length=4; raise that"
     assert found[1].problem == expected
+
+
+def test_only_the_text_that_is_translated_counts() -> None:
+    """Neither a part of the source that was cut off, nor a prefix or a tag before it."""
+    (expected,) = translator_of("toy", reverse_model=reverse()).translate(["one two"], n_best=4)
+    (tagged,) = translator_of("toy").translate(["nine one two"], n_best=4)
+    source = "one two three four five"
+    cut = translator_of("toy", reverse_model=reverse(max_length=4), max_source_length=3)
+    (found,) = cut.translate([source], n_best=4)
+    assert (found.source, found.source_cut_off) == (source, True)
+    log_probs = [[h.reverse_log_prob for h in each.hypotheses] for each in (found, expected)]
+    assert log_probs[0] == pytest.approx(log_probs[1], abs=1e-4)
+    with_prefix = translator_of(
+        "toy", reverse_model=reverse(), max_source_length=4, source_prefix="nine ", reverse_weight=1e-9
+    )
+    tokenizer = with_source_tags(toy_tokenizer(), ["nine"])
+    with_tag = Translator(toy_model(), tokenizer, max_length=30, reverse_model=reverse(), reverse_weight=1e-9)
+    for translator, text in (with_prefix, source), (with_tag, "nine one two"):
+        (found,) = translator.translate([text], n_best=4)
+        assert found.source == text
+        assert {h.text for h in found.hypotheses} == {h.text for h in tagged.hypotheses}
+        read = [h for h in found.hypotheses if h.text]
+        by_hand = reverse()([(h.text, "one two") for h in read])
+        assert [h.reverse_log_prob for h in read] == pytest.approx([s.log_prob for s in by_hand], abs=1e-4)
+
+
+def test_a_model_of_languages_is_ranked_by_one_without(tmp_path: Path) -> None:
+    folder = save_translator("m2m100", tmp_path / "forward")
+    backward = save_toy_reverse_checkpoint(tmp_path / "backward")
+    languages = {"source_language": "de", "target_language": "fr"}
+    translator = Translator.from_pretrained(
+        folder, max_length=8, num_beams=4, reverse_model=backward, **languages
+    )
+    (found,) = translator.translate(["one two"], n_best=4)
+    read = [h for h in found.hypotheses if h.text.strip()]
+    by_hand = reverse()([(h.text, "one two") for h in read])
+    assert [h.reverse_log_prob for h in read] == pytest.approx([s.log_prob for s in by_hand], abs=1e-3)
+
+
+def test_a_language_that_is_not_given_is_the_one_saved_with_the_model(tmp_path: Path) -> None:
+    folder = save_translator("m2m100", tmp_path)
+    options: dict[str, Any] = {"reverse_model": folder, "max_length": 8}
+    for given in ({"target_language": "fr"}, {"source_language": "fr"}):
+        partly = Translator.from_pretrained(folder, **options, **given)
+        source: Any = partly.source_tokenizer
+        languages = {"source_language": source.src_lang, "target_language": source.tgt_lang}
+        assert languages.items() > given.items()
+        both = Translator.from_pretrained(folder, **options, **languages)
+        found, expected = (next(each.translate(["ein Hund"], n_best=4)) for each in (partly, both))
+        log_probs = [[h.reverse_log_prob for h in each.hypotheses] for each in (found, expected)]
+        assert log_probs[0] == pytest.approx(log_probs[1], abs=1e-4)
+
+
+def test_a_scorer_is_taken_as_it_is(tmp_path: Path) -> None:
+    forward = save_toy_checkpoint(tmp_path / "forward")
+    translator = Translator.from_pretrained(forward, reverse_model=(scorer := reverse()))
+    assert translator.rerankers == [NoisyChannel(scorer)]
+    with pytest.raises(
+        UserError, match=r"reverse_model='runs/x' is not a Scorer; give Scorer.from_pretrained"
+    ):
+        translator_of("toy", reverse_model="runs/x")
+    causal = Scorer(GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8)), toy_tokenizer())
+    with pytest.raises(UserError, match="is a causal language model; expected an encoder-decoder"):
+        translator_of("toy", reverse_model=causal)
 
 
 @pytest.mark.parametrize(
@@ -218,6 +287,9 @@ def test_two_models_of_one_direction_are_an_error(tmp_path: Path) -> None:
         check_other_direction(forward, forward)
     with pytest.raises(UserError, match="were both trained from the column 'en' to 'de'; give a reverse"):
         check_other_direction(forward, again)
+    with pytest.raises(UserError, match="or --allow_mismatch if the columns held other languages"):
+        Translator.from_pretrained([backward, forward], reverse_model=again)
+    check_other_direction(forward, again, allow_mismatch=True)
     # Text files have the default columns in either direction, and models of others record none.
     files = [settings(tmp_path / name, "source_field: source\ntarget_field: target\n") for name in "ab"]
     check_other_direction(*files)

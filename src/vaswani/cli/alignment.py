@@ -134,7 +134,7 @@ def align(
     check_method(method := symmetrize or "grow-diag-final-and")
     languages = options.pop("source_language"), options.pop("target_language")
     if reverse_model is not None and not any(languages) and reverse_source_prefix is None:
-        check_other_direction(model, reverse_model)
+        check_other_direction(model, reverse_model, options["allow_mismatch"])
     of_model = {name: options.pop(name) for name in ("revision", "source_prefix")}  # of --model only
     of_reverse = {"source_prefix": reverse_source_prefix}
     options["layer"], options["heads"] = _layer(options["layer"]), _heads(options["heads"])

@@ -8,7 +8,7 @@ from vaswani.errors import UserError
 from vaswani.files.run_settings import read_settings
 
 
-def check_other_direction(model: str | Path, reverse_model: str | Path) -> None:
+def check_other_direction(model: str | Path, reverse_model: str | Path, allow_mismatch: bool = False) -> None:
     """Raise a UserError if a reverse model is the model itself, or was trained on the same direction.
 
     Do not call it if languages or a prefix select the direction of a multilingual model, which can be both.
@@ -16,6 +16,7 @@ def check_other_direction(model: str | Path, reverse_model: str | Path) -> None:
     Args:
         model: folder, or name on the Hub, of the model from source to target.
         reverse_model: the same for the model from target to source.
+        allow_mismatch: accept models that were trained from and to columns of the same names.
     """
     if Path(reverse_model).resolve() == Path(model).resolve():
         raise UserError(
@@ -23,12 +24,12 @@ def check_other_direction(model: str | Path, reverse_model: str | Path) -> None:
             "from target to source, or, for a multilingual model, the languages or a reverse_source_prefix"
         )
     directions = [_trained_direction(each) for each in (model, reverse_model)]
-    if directions[0] is not None and directions[0] == directions[1]:
+    if directions[0] is not None and directions[0] == directions[1] and not allow_mismatch:
         source, target = directions[0]
         raise UserError(
             f"the model {model} and the reverse_model {reverse_model} were both trained from the column "
             f"{source!r} to {target!r}; give a reverse model that was trained with --source_field {target} "
-            f"--target_field {source}"
+            f"--target_field {source}, or --allow_mismatch if the columns held other languages"
         )
 
 

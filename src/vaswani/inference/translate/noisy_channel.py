@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vaswani.errors import UserError
 from vaswani.inference.pairs import Pair
 from vaswani.inference.score.scorer import Score, Scorer
 from vaswani.inference.translate.results import Hypothesis, Translation, ranked_by_score
@@ -33,10 +34,20 @@ class NoisyChannel:
     Args:
         scorer: scores sources given translations; its `length_penalty` gives lp(X).
         weight: λ.
+
+    Raises:
+        UserError: the scorer is none, or its model is not an encoder-decoder.
     """
 
     scorer: Scorer
     weight: float = WEIGHT
+
+    def __post_init__(self) -> None:
+        scorer = self.scorer
+        if not isinstance(scorer, Scorer):
+            raise UserError(f"reverse_model={scorer!r} is not a Scorer; give Scorer.from_pretrained(FOLDER)")
+        if scorer.kind != "seq2seq":
+            raise UserError(f"reverse_model is a {scorer.kind} language model; expected an encoder-decoder")
 
     @property
     def options(self) -> dict[str, Any]:
@@ -49,7 +60,8 @@ class NoisyChannel:
         """Return the translations with their hypotheses ranked; the `score` of each is the sum above.
 
         A hypothesis that the model of the other direction cannot read, such as an empty one, is ranked last,
-        without scores. If it can read none, or not write the source, the translation has a `problem`.
+        without scores. If it can read none, or not write the source, the translation has a `problem`. The
+        source is the text that the hypotheses translate, without a part that was cut off.
 
         Raises:
             RunError: as `Scorer.stream`.

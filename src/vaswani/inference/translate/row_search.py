@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
 
+from vaswani.data.text_codec import source_prefix
 from vaswani.inference.align.words import Words, words_of_texts
 from vaswani.inference.batches import within_memory
 from vaswani.inference.sides import Sides
@@ -23,11 +24,12 @@ _MAX_SPELLINGS = 200  # of banned phrases, found in outputs of a sentence and th
 
 @dataclass(frozen=True)
 class Row:
-    """A line with the tokens of its source, and the constraints on its translation."""
+    """A line with the tokens of its source, which may be truncated, and constraints on its translation."""
 
     line: Line
     token_ids: list[int]
     demands: Demands
+    cut_off: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,23 @@ class RowSearch:
         with within_memory("sentences", len(rows), len(rows[0].token_ids)):
             found = self._search(rows, self.options, request)
         whole = [self._translation(row, written, request) for row, written in zip(rows, found, strict=True)]
+        if self.rerankers:
+            whole = [replace(each, source=self._read(row)) for row, each in zip(rows, whole, strict=True)]
         for rerank in self.rerankers:
             whole = rerank(whole)
-        return [replace(each, hypotheses=each.hypotheses[: request.n_best]) for each in whole]
+        return [
+            replace(each, source=row.line.sentence, hypotheses=each.hypotheses[: request.n_best])
+            for row, each in zip(rows, whole, strict=True)
+        ]
+
+    def _read(self, row: Row) -> str:
+        """Return the text that is translated: without a part that was cut off, and without a tag."""
+        sources, text = self.sides.sources, row.line.sentence
+        if row.cut_off:
+            whole = sources.decode([row.token_ids])[0].strip("\ufffd ")  # the cut can divide a character
+            text = whole.removeprefix(source_prefix(sources.tokenizer).strip()).lstrip()
+        tag = next(filter(text.startswith, sources.tags), None)
+        return text if tag is None else text.removeprefix(tag).lstrip()
 
     def _search(
         self, rows: list[Row], options: SearchOptions, request: Request

@@ -26,9 +26,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from vaswani.data.text_codec import TextCodec
 from vaswani.errors import UserError, check_positive
 from vaswani.inference.batches import BUFFERED_TEXTS, batches, buffers, check_several, checked, listed
-from vaswani.inference.directions import check_other_direction
 from vaswani.inference.loading import LoadOptions
-from vaswani.inference.score.scorer import Scorer, kind_of_checkpoint
+from vaswani.inference.score.scorer import Scorer
 from vaswani.inference.sides import EncodedText, Sides, TooLong
 from vaswani.inference.streaming import pieces_of
 from vaswani.inference.translate.constraints import Constraints
@@ -43,6 +42,7 @@ from vaswani.inference.translate.lengths import TargetLengths
 from vaswani.inference.translate.phrases import Line, banned_spellings, check_phrases, prefix_tokens
 from vaswani.inference.translate.reranking import check_reranking, rerankers_of
 from vaswani.inference.translate.results import Translation
+from vaswani.inference.translate.reverse_model import check_reverse_model, load_reverse_model
 from vaswani.inference.translate.row_search import Request, Row, RowSearch
 from vaswani.inference.translate.torch_engine import TorchEngine
 from vaswani.inference.translate.unknown_words import UnknownWords
@@ -162,7 +162,7 @@ class Translator:
         engine: EngineName = "torch",
         ensemble_weights: Sequence[float] | None = None,
         ensemble_average: str | None = None,
-        reverse_model: str | Path | None = None,
+        reverse_model: str | Path | Scorer | None = None,
         reverse_source_prefix: str | None = None,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
@@ -183,7 +183,8 @@ class Translator:
             ensemble_average: how to average their predictions: "probabilities" (the default) or
                 "log_probabilities".
             reverse_model: the folder, or the name on the Hub, of a model from target to source, which ranks
-                the hypotheses in addition (see `noisy_channel`). It runs in PyTorch.
+                the hypotheses in addition (see `noisy_channel`). It runs in PyTorch, with the languages
+                exchanged if it knows languages. Or a `Scorer` of such a model, with options of its own.
             reverse_source_prefix: the `source_prefix` of that model, such as ">>fra<< "; None means the
                 prefix saved with its tokenizer.
             device: None means a CUDA device if there is one, else the CPU.
@@ -202,10 +203,10 @@ class Translator:
         # These raise before a model is loaded.
         _, search = _lengths_and_search(options, others=True)
         check_reranking(search, options.get("mbr_metric"), reverse_model, options.get("reverse_weight"))
-        if reverse_source_prefix is not None and reverse_model is None:
+        if reverse_source_prefix is not None and not isinstance(reverse_model, str | Path):
             raise UserError(
-                f"reverse_source_prefix={reverse_source_prefix!r} is for a reverse_model; add one, or leave "
-                "it out"
+                f"reverse_source_prefix={reverse_source_prefix!r} is for a reverse_model to load; name "
+                "one, or leave it out"
             )
         check_phrases(options.get("banned_phrases"), options.get("required_phrases"))
         load = LoadOptions(
@@ -218,13 +219,18 @@ class Translator:
         names = [name] if isinstance(name, str | Path) else [*name]
         ensemble = EnsembleOptions(weights=ensemble_weights, average=ensemble_average)
         ensemble.check(len(names), engine, load)
-        if reverse_model is not None:
-            options["reverse_model"] = _load_reverse(
-                names[0], reverse_model, reverse_source_prefix, engine, load, options
-            )
+        if isinstance(reverse_model, str | Path):
+            check_reverse_model(names, reverse_model, reverse_source_prefix, load, options)
         if len(names) == 1:
-            return cls(*load_engine(engine, names[0], load), **options)
-        return cls(*load_ensemble(names, load, ensemble), **options)
+            loaded = load_engine(engine, names[0], load)
+        else:
+            loaded = load_ensemble(names, load, ensemble)
+        if isinstance(reverse_model, str | Path):
+            of_engine = load if engine == "torch" else replace(load, dtype=None, quantization=None)
+            reverse_model = load_reverse_model(
+                reverse_model, reverse_source_prefix, loaded[1:], of_engine, options
+            )
+        return cls(*loaded, reverse_model=reverse_model, **options)
 
     @property
     def max_source_length(self) -> int | None:
@@ -395,7 +401,7 @@ class Translator:
                 for same in rows_of[number]:
                     translations[same] = Translation(lines[number].sentence, problem=str(error))
             else:
-                rows[number] = Row(lines[number], source.token_ids, demands)
+                rows[number] = Row(lines[number], source.token_ids, demands, source.cut_off)
         done(len(lines) - sum(len(rows_of[number]) for number in rows))
         lengths = {number: len(row.token_ids) for number, row in rows.items()}
         tokens = {number: length + self.constraints.limit(length) for number, length in lengths.items()}
@@ -456,45 +462,6 @@ def _lengths_and_search(options: dict[str, Any], others: bool = False) -> tuple[
     if others:
         search = {name: value for name, value in search.items() if name in known}
     return TargetLengths(**lengths), SearchOptions(**search)
-
-
-def _load_reverse(
-    name: str | Path,
-    reverse: str | Path,
-    source_prefix: str | None,
-    engine: str,
-    load: LoadOptions,
-    options: dict[str, Any],
-) -> Scorer:
-    """Load the scorer of a model from target to source.
-
-    Args:
-        name: the model from source to target.
-        reverse: the model from target to source.
-        source_prefix: the prefix of that one.
-        engine: the engine of the first; its types of weights are for the other one too if it is PyTorch.
-        load: how the first is loaded, on the same device.
-        options: options of the translator. Those that the scorer has too apply to both, with the languages
-            exchanged.
-    """
-    languages = options.get("source_language"), options.get("target_language")
-    if not any(languages) and source_prefix is None:
-        check_other_direction(name, reverse)
-    if (kind := kind_of_checkpoint(reverse)) != "seq2seq":
-        raise UserError(f"reverse_model={reverse} is a {kind} language model; expected an encoder-decoder")
-    has_types = engine == "torch"
-    common = {each: options[each] for each in ("length_penalty", "max_tokens_per_batch") if each in options}
-    return Scorer.from_pretrained(
-        reverse,
-        device=load.device,
-        allow_mismatch=load.allow_mismatch,
-        source_language=languages[1],
-        target_language=languages[0],
-        source_prefix=source_prefix,
-        dtype=load.dtype if has_types else None,
-        quantization=load.quantization if has_types else None,
-        **common,
-    )
 
 
 def _attention_needed(

@@ -1,0 +1,66 @@
+"""Load the model from target to source that ranks hypotheses; see `noisy_channel`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from transformers import AutoModelForSeq2SeqLM
+
+from vaswani.data.text_codec import Tokenizers, marks_languages
+from vaswani.errors import UserError
+from vaswani.inference.directions import check_other_direction
+from vaswani.inference.loading import LoadOptions, load_for_torch
+from vaswani.inference.score.scorer import Scorer, kind_of_checkpoint
+
+
+def check_reverse_model(
+    names: Sequence[str | Path],
+    reverse: str | Path,
+    source_prefix: str | None,
+    load: LoadOptions,
+    options: Mapping[str, Any],
+) -> None:
+    """Raise a UserError if a reverse model does not fit to the models, before they are loaded.
+
+    Args:
+        names: the models from source to target.
+        reverse: the model from target to source.
+        source_prefix: the prefix of the reverse model, if one is given.
+        load: how to load the models.
+        options: options of the `Translator`.
+    """
+    if source_prefix is None and not options.get("source_language") and not options.get("target_language"):
+        for name in names:
+            check_other_direction(name, reverse, load.allow_mismatch)
+    if (kind := kind_of_checkpoint(reverse)) != "seq2seq":
+        raise UserError(f"reverse_model={reverse} is a {kind} language model; expected an encoder-decoder")
+
+
+def load_reverse_model(
+    reverse: str | Path,
+    source_prefix: str | None,
+    tokenizers: Tokenizers,
+    load: LoadOptions,
+    options: Mapping[str, Any],
+) -> Scorer:
+    """Return the scorer of a model from target to source.
+
+    Args:
+        reverse: the model.
+        source_prefix: its prefix; None means the one saved with its tokenizer.
+        tokenizers: those of the model from source to target.
+        load: how to load the model; the revision is of the other one.
+        options: options of the `Translator`. Those that the scorer has too apply to both, with the languages
+            exchanged if both tokenizers mark languages.
+    """
+    model, *turned = load_for_torch(reverse, replace(load, revision=None), AutoModelForSeq2SeqLM)
+    names = "length_penalty", "max_tokens_per_batch"
+    common: dict[str, Any] = {name: options[name] for name in names if name in options}
+    source, target = options.get("source_language"), options.get("target_language")
+    if (source or target) and all(map(marks_languages, (*tokenizers, *turned))):
+        common["source_language"] = target or cast(Any, tokenizers[1]).tgt_lang
+        common["target_language"] = source or cast(Any, tokenizers[0]).src_lang
+    return Scorer(model, *turned, source_prefix=source_prefix, **common)
