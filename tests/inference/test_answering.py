@@ -401,9 +401,17 @@ def test_of_equal_spans_the_first_and_shortest_is_best():
         assert [span.text for span in answer.spans] == ["ann", "ann saw", "saw"]
 
 
-@pytest.mark.parametrize(("positions", "expected"), [(400, 384), (200, 200)])
-def test_windows_have_384_tokens_or_the_number_of_positions(positions, expected):
+@pytest.mark.parametrize(
+    ("positions", "expected"),
+    [(400, (384, 128, 64)), (200, (200, 66, 64)), (128, (128, 42, 42)), (20, (20, 6, 6)), (7, (7, 1, 1))],
+)
+def test_lengths_that_are_not_recorded_fit_the_positions(positions, expected):
     tokenizer = toy_tokenizer()
     tokenizer.model_max_length = 10_000
     model = AutoModelForQuestionAnswering.from_config(toy_config(max_position_embeddings=positions))
-    assert QuestionAnswerer(model, tokenizer, doc_stride=20).lengths.max_length == expected
+    answerer = QuestionAnswerer(model, tokenizer)
+    lengths = answerer.lengths
+    assert (lengths.max_length, lengths.doc_stride, lengths.max_question_length) == expected
+    (answer,) = answerer.answer([("where was the film of rome", "ann saw the film in rome " * 40)])
+    assert answer.spans
+    assert QuestionAnswerer(model, tokenizer, max_question_length=1).lengths.max_question_length == 1

@@ -337,7 +337,7 @@ DocStride = Annotated[
     number(
         "--doc_stride",
         help="For question answering: tokens that a window shares with the one before it. Default: as in "
-        "training, or 128.",
+        "training, or 128; less in short windows.",
         at_least=0,
     ),
 ]
@@ -345,7 +345,8 @@ MaxQuestionLength = Annotated[
     int | None,
     number(
         "--max_question_length",
-        help="For question answering: maximum tokens of a question. Default: as in training, or 64.",
+        help="For question answering: maximum tokens of a question. Default: as in training, or 64; less in "
+        "short windows.",
         at_least=1,
     ),
 ]

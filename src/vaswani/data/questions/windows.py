@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from datasets import Dataset, Features, List, Value
@@ -42,6 +42,18 @@ class WindowLengths:
     max_length: int = 384
     doc_stride: int = 128
     max_question_length: int = 64
+
+    @classmethod
+    def fitting(cls, tokenizer: PreTrainedTokenizerBase, **given: int) -> Self:
+        """Return lengths of which those that are not given are the defaults, or less in short windows.
+
+        Overlap and question then take at most a third of a window each, and leave room for one more token.
+        """
+        longest = given.get("max_length", cls.max_length)
+        room = longest - tokenizer.num_special_tokens_to_add(pair=True) - 1
+        most = max(1, min(longest // 3, room // 2))
+        fitted = {name: min(getattr(cls, name), most) for name in ("doc_stride", "max_question_length")}
+        return cls(**{**fitted, **given})
 
     def check(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Check that the tokenizer is fast and the lengths fit together.

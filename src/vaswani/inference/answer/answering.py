@@ -37,7 +37,8 @@ class QuestionAnswerer(FromPretrained):
             print(answer.text, answer.best.start, answer.best.end)
 
     An option that is None takes the value that the model was trained with, or the default of
-    `vaswani finetune`.
+    `vaswani finetune`; in short windows, the overlap and the questions are then shorter (see
+    `WindowLengths.fitting`).
 
     Args:
         model: a model of `AutoModelForQuestionAnswering`; it is put into evaluation mode.
@@ -85,7 +86,7 @@ class QuestionAnswerer(FromPretrained):
         positions = source_limit(model, tokenizer)
         if positions is not None and "max_length" not in options:
             options["max_length"] = min(WindowLengths.max_length, positions)
-        self.lengths = WindowLengths(**options)
+        self.lengths = WindowLengths.fitting(self.tokenizer, **options)
         self.n_best = n_best
         self.max_tokens_per_batch = max_tokens_per_batch
         check_positive(
