@@ -1,17 +1,25 @@
 """The cards of encoders and decoders name the task and the data of the scores."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoModelForQuestionAnswering
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    AutoModelForQuestionAnswering,
+    PreTrainedModel,
+)
 
+import tiny_causal
 from toy_labels import save_toy_answerer, save_toy_classifier, toy_config, toy_tokenizer
 from vaswani import VaswaniConfig, VaswaniDecoderConfig, VaswaniEncoderConfig
 from vaswani.hub.card import model_card
 from vaswani.hub.plain_card import usage
 from vaswani.hub.run_metadata import RunMetadata, read_config
 from vaswani.inference.classify.classification import Classifier
+from vaswani.inference.generate.generation import TextGenerator
 
 SCORE = {"value": 61.25, "low": 55.0, "high": 67.5, "signature": None}
 KINDS: list[tuple[str, dict[str, Any], dict[str, Any], list[str]]] = [
@@ -32,6 +40,28 @@ KINDS: list[tuple[str, dict[str, Any], dict[str, Any], list[str]]] = [
         {"objective": "causal", "model": "/home/ada/gpt"},
         {"metrics": {"perplexity": {"name": "Perplexity", **SCORE}}},
         ["It was fine-tuned from gpt on reviews to continue texts"],
+    ),
+    (
+        "VaswaniForCausalLM",
+        {"task": "completion", "model": "gpt", "messages_field": "chat"},
+        {
+            "metrics": {"perplexity": {"name": "Perplexity", **SCORE}},
+            "examples": [{"prompt": "user: Hi assistant:", "prediction": "Hi", "reference": "Ho"}],
+        },
+        [
+            "to write the assistant's answers in the chats of `chat`",
+            "inputs = tokenizer.apply_chat_template(\n",
+            "| user: Hi assistant: | Hi | Ho |",
+        ],
+    ),
+    (
+        "VaswaniForCausalLM",
+        {"task": "completion", "model": "gpt", "prompt_field": "sum", "completion_field": "is"},
+        {
+            "metrics": {"perplexity": {"name": "Perplexity", **SCORE}},
+            "examples": [{"prompt": "1 + " * 100 + "1 =", "prediction": "2", "reference": "101"}],
+        },
+        ["to write the `is` of a row after its `sum`", ' + 1 + 1 ="], return_tensors="pt")'],
     ),
     (
         "VaswaniForMaskedLM",
@@ -171,11 +201,16 @@ def test_a_pretrained_encoder_decoder_without_scores_has_its_task_and_removed_te
     assert "pipeline_tag: text-generation" in card
     assert 'tokenizer(["The weather <extra_id_0> today."], return_tensors="pt")' in card
     assert "pipeline_tag" not in str(model_card(RunMetadata(facts.config, 1_234), "ada/toy"))  # nothing known
+    card = str(model_card(facts.with_settings(objective="gap_sentences"), "ada/toy"))
+    assert 'tokenizer([f"Ann saw Rome. {tokenizer.mask_token} Then she went home."], return' in card
 
 
-def printed_by_snippet(folder: Path, capsys: pytest.CaptureFixture[str], *examples: str) -> str:
+def printed_by_snippet(
+    folder: Path, capsys: pytest.CaptureFixture[str], *examples: str, **options: Any
+) -> str:
     """What the code in the card of a model prints."""
-    snippet = usage(read_config(folder), str(folder), *examples).split("```python")[1].split("```")[0]
+    card = usage(read_config(folder), str(folder), *examples, **options)
+    snippet = card.split("```python")[1].split("```")[0]
     capsys.readouterr()
     exec(snippet, {})
     return capsys.readouterr().out
@@ -219,6 +254,26 @@ def test_the_snippet_of_a_masked_model_prints_the_likeliest_words(
     place = inputs["input_ids"][0].tolist().index(tokenizer.mask_token_id)
     scores = model.eval()(**inputs)[0][0, place]
     assert printed == [tokenizer.decode([token]) for token in scores.argsort(descending=True)[:5].tolist()]
+
+
+@pytest.mark.parametrize("make", [tiny_causal.ours, tiny_causal.gpt2])
+def test_the_snippet_of_a_model_of_chats_answers_a_chat(
+    make: Callable[[], PreTrainedModel], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, tokenizer = make(), tiny_causal.gpt2_like()
+    tokenizer.chat_template = (
+        "{% for one in messages %}<s>{{ one.role }}: {{ one.content }}\n{% endfor %}bot:"
+    )
+    model.generation_config.update(max_length=40, do_sample=False, suppress_tokens=[0, 1, 2])
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    answerer = TextGenerator(model, tokenizer, chat=True, max_new_tokens=5)
+    (expected,) = answerer.generate(["A question"])
+    (printed,) = eval(printed_by_snippet(tmp_path, capsys, is_chat=True))
+    prompt = "user: A question\nbot:"
+    assert printed.startswith(prompt)
+    assert printed.removeprefix(prompt).startswith(expected.text)
+    assert expected.text
 
 
 def test_the_snippet_of_a_question_answerer_prints_the_answer(

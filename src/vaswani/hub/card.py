@@ -13,6 +13,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from vaswani.data.sources.reading import table_format
+from vaswani.data.text.gap_sentences import PEGASUS_MASK
 from vaswani.data.text.span_denoising import sentinel_names
 from vaswani.errors import UserError, names_of_files, one_line
 from vaswani.files.atomic_files import write_whole
@@ -191,8 +192,8 @@ def _eval_results(run: RunMetadata) -> Iterator[EvalResult]:
         yield EvalResult(
             task_type=task,
             task_name=task.replace("-", " ").capitalize(),
-            dataset_type=evaluation.get("data") or _hub_dataset(run) or _evaluated_data(run),
-            dataset_name=_evaluated_data(run),
+            dataset_type=evaluation.get("data") or _hub_dataset(run) or evaluated_data(run),
+            dataset_name=evaluated_data(run),
             dataset_config=evaluation.get("dataset_config", run.settings.get("dataset_config")),
             dataset_split=evaluation["split"],
             metric_type=_hub_metric(metric),
@@ -202,7 +203,7 @@ def _eval_results(run: RunMetadata) -> Iterator[EvalResult]:
         )
 
 
-def _evaluated_data(run: RunMetadata) -> str:
+def evaluated_data(run: RunMetadata) -> str:
     """Return the name of the data of `vaswani evaluate --save_scores`, else that of the training's split."""
     return run.evaluation.get("data") or name_of_data(run, run.evaluation["split"])
 
@@ -307,7 +308,8 @@ def _usage(run: RunMetadata, repo_id: str) -> str:
     text = " ".join(text) if isinstance(text, list) else text  # words that were tagged
     tags = run.source_tags
     prefix = run.source_prefix or (f"{tags[0]} " if tags else "")
-    text = _shortened(text if text.startswith((prefix, *tags)) else prefix + text)
+    text = text if text.startswith((prefix, *tags)) else prefix + text
+    text = text if "prompt" in example else _shortened(text)  # a completion follows the end of its prompt
     if _pipeline(run) == "question-answering":
         pair = example.get("question", "Who saw Rome?"), example.get("context", "Ann saw Rome.")
         question, context = map(_shortened, pair)
@@ -315,7 +317,16 @@ def _usage(run: RunMetadata, repo_id: str) -> str:
     reads_pairs = run.settings.get("text_pair_field") is not None
     second = _shortened(example.get("text_pair", "A second text.")) if reads_pairs else None
     target = run.target_tokenizer
-    snippets = usage(run.config, repo_id, text, second, target_tokenizer=target, adapts=_adapted(run))
+    snippets = usage(
+        run.config,
+        repo_id,
+        text,
+        second,
+        target_tokenizer=target,
+        adapts=_adapted(run),
+        text_code=_gap_text(run),
+        is_chat=run.settings.get("messages_field") is not None,
+    )
     if not tags:
         return snippets
     shown = ", ".join(f"`{tag}`" for tag in tags)
@@ -327,6 +338,14 @@ def _neutral(run: RunMetadata) -> str:
     if run.settings.get("objective") == "span_denoising":
         return f"The weather {sentinel_names(1)[0]} today."
     return "A text to summarize." if _pipeline(run) == "summarization" else neutral_example(run.config)
+
+
+def _gap_text(run: RunMetadata) -> str | None:
+    """Return code of a text without a sentence, for a model that writes it; None for other models."""
+    if run.settings.get("objective") != "gap_sentences":
+        return None
+    mask = PEGASUS_MASK if run.config.model_type == "pegasus" else "{tokenizer.mask_token}"
+    return f'f"Ann saw Rome. {mask} Then she went home."'
 
 
 def _adapted(run: RunMetadata) -> str | None:
@@ -348,7 +367,7 @@ def _results(run: RunMetadata, repo_id: str) -> str:
     scored = f"{evaluation['rows']:,} {evaluation.get('unit', 'rows')}"
     parts = [
         f"On the {scored} of the {evaluation['split']} split of "
-        + _evaluated_data(run)
+        + evaluated_data(run)
         + (f", {how} {search}:" if search else ":"),
         markdown_table(["Metric", "Score", "95 % interval", "Signature"], rows, numbers=["Score"]),
         f"Intervals: {evaluation['intervals']}.",

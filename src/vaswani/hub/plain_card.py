@@ -219,6 +219,13 @@ _SHOWN = {
 }
 # The text of a snippet for a model that fills in words; only its tokenizer knows the mask.
 _MASKED_TEXT = 'f"The {tokenizer.mask_token} is good."'
+# The lines of a snippet for a model that answers chats; only its tokenizer knows the template.
+_CHAT_INPUTS = (
+    'messages = [{"role": "user", "content": "A question"}]\n'
+    "inputs = tokenizer.apply_chat_template(\n"
+    '    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"\n'
+    ")"
+)
 # The last lines of a snippet for a classifier.
 _PROBABILITIES = (
     "probabilities = model(**inputs).logits[0].{function}.tolist()\n"
@@ -267,6 +274,8 @@ def usage(
     second_example: str | None = None,
     target_tokenizer: str | None = None,
     adapts: str | None = None,
+    text_code: str | None = None,
+    is_chat: bool = False,
 ) -> str:
     """Return Markdown that shows how to load the model, with the plugin and, for vaswani models, without it.
 
@@ -278,13 +287,19 @@ def usage(
         second_example: the text that answers the question, or the second text of a pair.
         target_tokenizer: subfolder of the target tokenizer in the repository, if there is one.
         adapts: for an adapter, the name of its model.
+        text_code: Python code of the text instead of `example`, for a text with tokens that only the
+            tokenizer knows.
+        is_chat: whether the model answers chats, which the tokenizer's template renders.
     """
     auto_class = _auto_class(config)
     decoder = "tokenizer" if target_tokenizer is None else "target_tokenizer"
     examples = [example or neutral_example(config), *([] if second_example is None else [second_example])]
     texts = ", ".join(f"[{json.dumps(text, ensure_ascii=False)}]" for text in examples)
     if auto_class in ("AutoModelForMaskedLM", "AutoModelForPreTraining"):
-        texts = f"[{_MASKED_TEXT}]"
+        text_code = _MASKED_TEXT
+    if text_code is not None:
+        texts = f"[{text_code}]"
+    inputs = _CHAT_INPUTS if is_chat else f'inputs = tokenizer({texts}, return_tensors="pt")'
     run = _running(auto_class, config, decoder)
 
     def snippet(first_line: str = "", options: str = "") -> str:
@@ -304,7 +319,7 @@ def usage(
             f"{first_line}from transformers import {imports}\n",
             f"tokenizer = AutoTokenizer.from_pretrained({place})",
             *loads,
-            f'inputs = tokenizer({texts}, return_tensors="pt")',
+            inputs,
             run,
         ]
         return "\n".join(["```python", *lines, "```"])
