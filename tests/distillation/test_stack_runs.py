@@ -392,7 +392,7 @@ def test_the_report_opens_no_repository(
     run.train_and_evaluate()
     run.report()
     assert [model.num_parameters() for model in opened] == [run.comparison.models[1].parameters]
-    assert run.comparison.data == Path(run.config.data.test_file[0]).name
+    assert run.comparison.data == f"test of {Path(run.config.data.test_file[0]).name}"
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,43 @@ def test_models_scored_on_different_numbers_of_rows_raise_an_error() -> None:
         draw_quality([few, many, MODELS[1]])
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "warning"),
+    [
+        (("test of a", ()), ("test of a", ()), ""),
+        (("test of a", ()), (None, ()), ""),
+        (("test of a", ("1",)), ("test of b", ("1",)), ""),
+        (("test of a", ("1",)), ("test of a", ()), ""),
+        (
+            ("test of a", ()),
+            ("validation of a", ()),
+            "data with different names (large: test of a; small: val",
+        ),
+        (
+            ("test of a", ("1",)),
+            ("test of b", ()),
+            "data with different names (large: test of a; small: test",
+        ),
+        (
+            ("test of a", ("1",)),
+            ("test of a", ("2",)),
+            "files with different contents (large: test of a; sma",
+        ),
+    ],
+)
+def test_models_scored_on_different_data_are_named(
+    first: Any, second: Any, warning: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    draw_quality(
+        [
+            replace(model, rows=10, data=data, hashes=hashes)
+            for model, (data, hashes) in zip(MODELS, (first, second), strict=False)
+        ]
+    )
+    assert warning in caplog.text
+    assert bool(caplog.text) == bool(warning)
+
+
 def test_retentions_are_drawn_in_percent() -> None:
     figure = draw_retention(MODELS[:3])
     (axes,) = figure.axes
@@ -141,7 +178,11 @@ def write_report(folder: Path) -> Path:
 
 def test_a_report_is_read_from_its_file_or_folder(tmp_path: Path) -> None:
     path = write_report(tmp_path)
-    assert read_measured(path) == read_measured(tmp_path) == [replace(each, rows=3) for each in MODELS[:3]]
+    assert (
+        read_measured(path)
+        == read_measured(tmp_path)
+        == [replace(each, rows=3, data="toys") for each in MODELS[:3]]
+    )
 
 
 def test_an_older_report_has_the_retention_of_its_metric(tmp_path: Path) -> None:
@@ -150,7 +191,7 @@ def test_an_older_report_has_the_retention_of_its_metric(tmp_path: Path) -> None
     for model in report["models"]:
         del model["retentions"]
     path.write_text(json.dumps(report))
-    assert read_measured(path) == [replace(each, rows=3) for each in MODELS[:3]]
+    assert read_measured(path) == [replace(each, rows=3, data="toys") for each in MODELS[:3]]
 
 
 def test_a_training_is_read_from_its_folder(tmp_path: Path) -> None:
@@ -162,13 +203,20 @@ def test_a_training_is_read_from_its_folder(tmp_path: Path) -> None:
     score = record["metrics"]["bleu"]
     assert model.scores["bleu"] == Estimate(score["value"], score["low"], score["high"])
     assert model.names["exact_match"] == "exact match"
-    assert model.rows == record["rows"]
+    assert (model.rows, model.hashes) == (record["rows"], ())
+    assert model.data == "test of dates in 55 languages and in ISO 8601"
     for name in ("config.json", "evaluation.json"):
         (tmp_path / name).write_text((run / name).read_text())
     (tmp_path / "test_results.json").write_text('{"test_samples_per_second": 7.5}')
     assert read_measured(tmp_path)[0].speed == 7.5
+    (tmp_path / "corpus.json").write_text(
+        '{"test": {"files": [{"path": "a", "sha256": "1"}, {"path": "b"}]}}'
+    )
+    assert read_measured(tmp_path)[0].hashes == ("1",)
     (tmp_path / "evaluation.json").write_text(json.dumps({**record, "data": "other.jsonl"}))
-    assert read_measured(tmp_path)[0].speed is None  # of vaswani evaluate, perhaps with another search
+    (model,) = read_measured(tmp_path)
+    assert model.speed is None  # of vaswani evaluate, perhaps with another search
+    assert (model.data, model.hashes) == ("test of other.jsonl", ())
 
 
 @pytest.mark.parametrize(

@@ -322,13 +322,14 @@ class DistillationRun(TrainingRun):
         teacher = Candidate("teacher", self.teachers_translator(num_beams), saved_in)
         student = trained("student", config.output_dir)
         baseline = trained(BASELINE, config.output_dir / BASELINE) if self.options.baseline else None
+        name = name_of_data(read_run_metadata(config.output_dir), self.test_split)
         total = sentences_to_decode(3 if baseline else 2, len(self.test_rows))
         with progress_of_rows(total, "Comparing") as progress:
             self.comparison = compare(
                 teacher,
                 [student],
                 self.test_rows,
-                data=name_of_data(read_run_metadata(config.output_dir), self.test_split),
+                data=f"{self.test_split} of {name}",
                 baseline=baseline,
                 metric=retention_metric(config),
                 progress=progress.update,

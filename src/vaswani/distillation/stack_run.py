@@ -204,7 +204,7 @@ class StackDistillation(BaseRun):
             rows,
             metric=self.metric_of_report,
             names=self.metric_names,
-            data=name_of_data(read_run_metadata(folder), split),
+            data=f"{split} of {name_of_data(read_run_metadata(folder), split)}",
             unit=self.unit,
         )
         if PartialState().is_main_process:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from vaswani.insight.themed_figure import ThemedFigure
+
+logger = logging.getLogger(__name__)
 
 PANEL_SIZE = (5.0, 4.5)  # inches
 LEGEND_WIDTH = 2.8
@@ -43,6 +46,7 @@ def draw_quality(
             f"these models were scored on different numbers of rows ({scored}), so that their scores cannot "
             "be compared; evaluate them on the same data, or use vaswani compare"
         )
+    _warn_of_different_data(models)
     metric = metric or _common_metric(models)
     for model in models:
         if metric not in model.scores:
@@ -68,6 +72,22 @@ def draw_quality(
         points = figure.axes[-1].lines[1::2]  # every second line; the others are intervals
         figure.legend(points, list(map(_label, models)), loc="outside right upper")
     return figure
+
+
+def _warn_of_different_data(models: Sequence[MeasuredModel]) -> None:
+    """Warn of scores on data with different names, or with one name and different contents."""
+    known = [model for model in models if model.data is not None]
+    contents = {model.hashes for model in known} - {()}
+    if len(contents) == 1 and all(model.hashes for model in known):
+        return  # the same files, whatever their names
+    if len({model.data for model in known}) > 1 or len(contents) > 1:
+        scored = "; ".join(f"{model.name}: {model.data}" for model in known)
+        differ = "files with different contents" if len(contents) > 1 else "data with different names"
+        logger.warning(
+            "these models were scored on %s (%s); their scores can be compared only if the rows are the same",
+            differ,
+            scored,
+        )
 
 
 def _common_metric(models: Sequence[MeasuredModel]) -> str:

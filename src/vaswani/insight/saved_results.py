@@ -29,6 +29,8 @@ class MeasuredModel:
         retentions: fractions of the teacher's or first model's scores, with their intervals, by metric.
         names: display names by metric.
         rows: number of rows scored; None if unknown.
+        data: the name of these rows, "SPLIT of DATA"; None if unknown.
+        hashes: SHA-256 of the files that hold them; empty if unknown.
     """
 
     name: str
@@ -39,6 +41,8 @@ class MeasuredModel:
     retentions: dict[str, Estimate] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=lambda: score_names.TEXTS)
     rows: int | None = None
+    data: str | None = None
+    hashes: tuple[str, ...] = ()
 
 
 def read_measured(path: Path) -> list[MeasuredModel]:
@@ -79,6 +83,7 @@ def _read_report(report: dict[str, Any]) -> list[MeasuredModel]:
             retentions=_estimates(model.get("retentions", {report["metric"]: model["retention"]})),
             names=names,
             rows=report.get("rows"),
+            data=report.get("data"),
         )
         for model in report["models"]
     ]
@@ -91,7 +96,9 @@ def _read_run(folder: Path) -> MeasuredModel:
             f"{folder} has neither {EVALUATION_FILE} nor {REPORT_DATA}; give the folder of a training that "
             "was evaluated (evaluate_test), or of a distillation"
         )
-    from vaswani.hub.run_metadata import read_run_metadata  # imports transformers, which reports do not need
+    # These import transformers, which reports do not need.
+    from vaswani.hub.card import evaluated_data
+    from vaswani.hub.run_metadata import read_run_metadata
 
     run = read_run_metadata(folder)
     metrics, split = run.evaluation.get("metrics", {}), run.evaluation.get("split", "test")
@@ -107,7 +114,15 @@ def _read_run(folder: Path) -> MeasuredModel:
         scores=_estimates(metrics),
         names={metric: entry["name"] for metric, entry in metrics.items()},
         rows=run.evaluation.get("rows"),
+        data=f"{split} of {evaluated_data(run)}",
+        hashes=() if "data" in run.evaluation else _hashes(run.corpus.get(split)),
     )
+
+
+def _hashes(recorded: Any) -> tuple[str, ...]:
+    """Return the SHA-256 of the files of a split, as `corpus.json` records it; empty if it records none."""
+    files = recorded.get("files", []) if isinstance(recorded, dict) else []
+    return tuple(file["sha256"] for file in files if "sha256" in file)
 
 
 def _estimates(entries: Mapping[str, Any]) -> dict[str, Estimate]:
