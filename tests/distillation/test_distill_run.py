@@ -208,7 +208,10 @@ def test_several_teachers_are_averaged(options, teacher, tmp_path):
     )
     assert not torch.allclose(one, two, atol=1e-4)
     torch.testing.assert_close(two, other_order, rtol=1e-3, atol=1e-4)
-    run(options, teacher=both)  # its translations, too, and a report on them
+    report = run(options, teacher=both)  # its translations, too, and a report on them
+    assert report is not None
+    assert report.teacher.name == "2 teachers"
+    assert report.data.startswith("test of ")
 
 
 @pytest.mark.slow

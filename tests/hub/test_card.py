@@ -213,6 +213,8 @@ def test_scores_of_other_data_have_its_name() -> None:
 
 def test_missing_facts_are_reported_as_unknown() -> None:
     card = text_of(RunMetadata(FACTS.config, 5))
+    assert "No scores are known: the folder has no record of a training." in card
+    assert "the run had no" in text_of(RunMetadata(FACTS.config, 5, {"max_steps": 3}))
     assert set(yaml.safe_load(card.split("---\n")[1])) == {"library_name", "tags", "model_name"}
     assert section(card, "Results").startswith("No scores are known")
     assert "Licence: not stated" in section(card, "Data")
@@ -230,6 +232,9 @@ def test_missing_facts_are_reported_as_unknown() -> None:
         ({"data_license": "cc-by-4.0"}, "Data", "Licence: cc-by-4.0"),
         ({"dataset_config": "2016"}, "Data", "Name: multi30k (2016)"),
         ({"teacher": ["/home/ada/teacher"]}, "Training", "| `teacher` | teacher |"),
+        ({"unlabelled_file": ["/home/ada/more.txt"]}, "Training", "| `unlabelled_file` | more.txt |"),
+        ({"teacher_top_k": 8}, "Training", "| `teacher_top_k` | 8 |"),
+        ({"soft_target_tokens": "masked"}, "Training", "| `soft_target_tokens` | masked |"),
         ({"license": None}, "Limits", "No licence is stated"),
     ],
     ids=str,

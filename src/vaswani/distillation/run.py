@@ -319,7 +319,8 @@ class DistillationRun(TrainingRun):
 
         is_one = len(self.options.teacher) == 1
         saved_in = Path(str(self.teacher.model.name_or_path)) if is_one else None
-        teacher = Candidate("teacher", self.teachers_translator(num_beams), saved_in)
+        named = "teacher" if is_one else f"{len(self.options.teacher)} teachers"
+        teacher = Candidate(named, self.teachers_translator(num_beams), saved_in)
         student = trained("student", config.output_dir)
         baseline = trained(BASELINE, config.output_dir / BASELINE) if self.options.baseline else None
         name = name_of_data(read_run_metadata(config.output_dir), self.test_split)

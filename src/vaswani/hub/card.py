@@ -41,7 +41,15 @@ LISTED_SETTINGS = (
     *("max_grad_norm", "optim", "adam_beta1", "adam_beta2", "adam_epsilon"),
     *("dropout", "attention_dropout", "activation_dropout", "word_dropout", "bpe_dropout"),
     *("bf16", "fp16", "seed"),
-    *("teacher", "targets", "student", "label_weight", "soft_target_weight", "divergence", "temperature"),
+    *("teacher", "targets", "unlabelled_file", "student"),
+    *(
+        "label_weight",
+        "soft_target_weight",
+        "divergence",
+        "temperature",
+        "teacher_top_k",
+        "soft_target_tokens",
+    ),
     *("cosine_weight", "relation_weight"),
 )
 NOT_STATED = "not stated"
@@ -359,6 +367,8 @@ def _results(run: RunMetadata, repo_id: str) -> str:
     if not evaluation and run.averaged and not run.unfinished:
         command = f"vaswani evaluate --model {repo_id} --data DATA --save_scores"
         return f"No scores are known: the mean of the checkpoints has not been evaluated (`{command}`)."
+    if not (evaluation or run.settings or run.corpus or run.unfinished):
+        return "No scores are known: the folder has no record of a training."
     if not evaluation:
         return "No scores are known: the run had no evaluation data, or is not finished."
     search = ", ".join(f"{name} {value}" for name, value in evaluation.get("search", {}).items())
