@@ -207,6 +207,10 @@ def test_scores_of_other_data_have_its_name() -> None:
     assert " split of news.jsonl" in section(card, "Results")
     assert "from the same source as the training data" not in section(card, "Limits")
     assert "from the same source as the training data" in section(text_of(FACTS), "Limits")
+    off = {"coverage_penalty": 0.0, "replace_unknown": False, "max_source_length": None}
+    search = {"num_beams": 4, "length_penalty": 0.0, **off}
+    told = section(text_of(replace(other, evaluation={**other.evaluation, "search": search})), "Results")
+    assert "decoded with num_beams 4, length_penalty 0.0:" in told
     (entry,) = metadata_of(other)["model-index"]
     assert {result["dataset"]["name"] for result in entry["results"]} == {"news.jsonl"}
 

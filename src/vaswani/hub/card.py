@@ -371,7 +371,8 @@ def _results(run: RunMetadata, repo_id: str) -> str:
         return "No scores are known: the folder has no record of a training."
     if not evaluation:
         return "No scores are known: the run had no evaluation data, or is not finished."
-    search = ", ".join(f"{name} {value}" for name, value in evaluation.get("search", {}).items())
+    options = evaluation.get("search", {})
+    search = ", ".join(f"{name} {value}" for name, value in options.items() if not _is_off(name, value))
     how = "decoded with" if "num_beams" in evaluation.get("search", {}) else "with"
     rows = map(_score_cells, evaluation["metrics"].values())
     scored = f"{evaluation['rows']:,} {evaluation.get('unit', 'rows')}"
@@ -385,6 +386,11 @@ def _results(run: RunMetadata, repo_id: str) -> str:
     if evaluation.get("examples"):
         parts += ["Evenly spaced rows of that split:", _examples(evaluation["examples"])]
     return "\n\n".join(parts)
+
+
+def _is_off(name: str, value: Any) -> bool:
+    """Return whether an option of a search changes nothing."""
+    return value is None or value is False or (name == "coverage_penalty" and value == 0)
 
 
 def _score_cells(score: dict[str, Any]) -> tuple[str, ...]:
