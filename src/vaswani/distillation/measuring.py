@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from transformers import PreTrainedModel
 
 from vaswani.evaluation.estimates import Difference, Estimate
 from vaswani.evaluation.score_names import is_lower_better
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 SPEED_ROWS = 500  # most rows of a timed round
 ROUNDS = 5  # timed, after one of warm-up

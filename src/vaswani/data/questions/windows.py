@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from datasets import Dataset, Features, List, Value
@@ -25,6 +25,9 @@ from vaswani.data.collation import pad_rows
 from vaswani.data.sources.row_report import RowReport
 from vaswani.data.text_codec import exclusive, text_options
 from vaswani.errors import UserError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _INTEGERS = List(Value("int32"))
 
