@@ -112,6 +112,8 @@ def small(arguments: list[str]) -> list[str]:
     options = dict(SMALL[name])
     if name == "evaluate" and given[given.index("--model") + 1].endswith(WITHOUT_SEARCH):
         options = {"device": "cpu"}
+    if "--reverse_model" in given and "num_beams" in options:
+        options["num_beams"] = 2  # there must be hypotheses to rank
     if name == "distill" and "--objective" in given:
         options = dict(TRAINING)
     if name == "plot" and given[0] == "attention":
