@@ -20,10 +20,12 @@ from toy_translation import (
     translator_of,
 )
 from vaswani import Scorer
+from vaswani.cli.options import ReverseWeight
 from vaswani.data.text_codec import with_source_tags
 from vaswani.errors import UserError
 from vaswani.inference.directions import check_other_direction
 from vaswani.inference.translate.noisy_channel import WEIGHT, NoisyChannel
+from vaswani.inference.translate.reranking import Reranking
 from vaswani.inference.translate.results import Hypothesis, Translation
 from vaswani.inference.translate.translation import Translator
 
@@ -118,7 +120,7 @@ def test_a_multilingual_model_is_both_with_its_languages_exchanged(tmp_path: Pat
     exchanged = {"source_language": "fr", "target_language": "de"}
     turned = Scorer.from_pretrained(folder, **exchanged)
     for before, after in zip(plain, ranked, strict=True):
-        (expected,) = NoisyChannel(turned, 5.0)([before])
+        (expected,) = NoisyChannel(turned, 5.0)([before], [before.source])
         assert [h.reverse_log_prob for h in after.hypotheses] == pytest.approx(
             [h.reverse_log_prob for h in expected.hypotheses], abs=1e-3
         )
@@ -132,11 +134,11 @@ def test_a_model_with_prefixes_is_both(tmp_path: Path) -> None:
     translator = Translator.from_pretrained(folder, reverse_model=folder, max_length=6, **options)
     found = next(translator.translate(["der kleine Hund"], n_best=3))
     turned = Scorer.from_pretrained(folder, source_prefix="two ")
-    (expected,) = NoisyChannel(turned)([found])
+    (expected,) = NoisyChannel(turned)([found], [found.source])
     assert [h.reverse_log_prob for h in found.hypotheses] == pytest.approx(
         [h.reverse_log_prob for h in expected.hypotheses], abs=1e-3
     )
-    (other,) = NoisyChannel(Scorer.from_pretrained(folder))([found])
+    (other,) = NoisyChannel(Scorer.from_pretrained(folder))([found], [found.source])
     assert other.hypotheses[0].reverse_log_prob != found.hypotheses[0].reverse_log_prob
     with pytest.raises(
         UserError, match="reverse_source_prefix='two ' is for a reverse_model to load; name one"
@@ -148,11 +150,12 @@ def test_the_options_of_loading_apply_to_both(tmp_path: Path) -> None:
     forward = save_toy_checkpoint(tmp_path / "forward")
     backward = save_toy_reverse_checkpoint(tmp_path / "backward")
     options: dict[str, Any] = {"dtype": "bfloat16", "length_penalty": 0.3, "max_tokens_per_batch": 100}
-    (reranker,) = Translator.from_pretrained(forward, reverse_model=backward, **options).rerankers
-    assert isinstance(reranker, NoisyChannel)
-    assert reranker.scorer.model.dtype == torch.bfloat16
-    assert reranker.scorer.max_tokens_per_batch == 100
-    assert reranker.scorer.length_penalty.of(7) == 2**0.3
+    reranking = Translator.from_pretrained(forward, reverse_model=backward, **options).reranking
+    assert reranking is not None
+    assert reranking.noisy_channel is not None
+    assert reranking.noisy_channel.scorer.model.dtype == torch.bfloat16
+    assert reranking.noisy_channel.scorer.max_tokens_per_batch == 100
+    assert reranking.noisy_channel.scorer.length_penalty.of(7) == 2**0.3
     BertConfig(architectures=["BertForMaskedLM"]).save_pretrained(tmp_path / "masked")
     with pytest.raises(UserError, match="is a masked language model; expected an encoder-decoder"):
         Translator.from_pretrained(forward, reverse_model=tmp_path / "masked")
@@ -161,12 +164,12 @@ def test_the_options_of_loading_apply_to_both(tmp_path: Path) -> None:
 def test_hypotheses_that_cannot_be_read_come_last() -> None:
     hypotheses = tuple(Hypothesis(text, True, score) for text, score in (("", -0.1), ("1 2", -9.0)))
     rank = NoisyChannel(reverse())
-    (ranked,) = rank([Translation("one two", hypotheses)])
+    (ranked,) = rank([Translation("one two", hypotheses)], ["one two"])
     assert [h.text for h in ranked.hypotheses] == ["1 2", ""]
     assert ranked.hypotheses[1].score is None is ranked.hypotheses[1].reverse_log_prob
     only_empty = replace(ranked, hypotheses=ranked.hypotheses[1:])
-    assert rank([only_empty]) == [only_empty]
-    assert rank([Translation("one two")]) == [Translation("one two")]
+    assert rank([only_empty], ["one two"]) == [only_empty]
+    assert rank([Translation("one two")], ["one two"]) == [Translation("one two")]
 
 
 @pytest.mark.parametrize("metric", [None, "chrf"])
@@ -232,7 +235,7 @@ def test_a_language_that_is_not_given_is_the_one_saved_with_the_model(tmp_path: 
 def test_a_scorer_is_taken_as_it_is(tmp_path: Path) -> None:
     forward = save_toy_checkpoint(tmp_path / "forward")
     translator = Translator.from_pretrained(forward, reverse_model=(scorer := reverse()))
-    assert translator.rerankers == [NoisyChannel(scorer)]
+    assert translator.reranking == Reranking(NoisyChannel(scorer))
     with pytest.raises(
         UserError, match=r"reverse_model='runs/x' is not a Scorer; give Scorer.from_pretrained"
     ):
@@ -257,6 +260,11 @@ def test_contradictory_options_raise_an_error_before_loading(options: dict[str, 
     of_class = {**options, "reverse_model": reverse()} if "reverse_model" in options else options
     with pytest.raises(UserError, match=message):
         translator_of("toy", **of_class)
+
+
+def test_the_help_names_the_default_weight() -> None:
+    assert ReverseWeight.__metadata__[0].help.endswith(f"Default: {WEIGHT}.")  # type: ignore[attr-defined]
+    assert f"None means {WEIGHT}." in (Translator.__doc__ or "")
 
 
 def test_one_sample_or_a_stream_raises_an_error() -> None:

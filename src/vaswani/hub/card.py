@@ -41,15 +41,8 @@ LISTED_SETTINGS = (
     *("max_grad_norm", "optim", "adam_beta1", "adam_beta2", "adam_epsilon"),
     *("dropout", "attention_dropout", "activation_dropout", "word_dropout", "bpe_dropout"),
     *("bf16", "fp16", "seed"),
-    *("teacher", "targets", "unlabelled_file", "student"),
-    *(
-        "label_weight",
-        "soft_target_weight",
-        "divergence",
-        "temperature",
-        "teacher_top_k",
-        "soft_target_tokens",
-    ),
+    *("teacher", "targets", "unlabelled_file", "student", "label_weight", "soft_target_weight"),
+    *("divergence", "temperature", "teacher_top_k", "soft_target_tokens"),
     *("cosine_weight", "relation_weight"),
 )
 NOT_STATED = "not stated"

@@ -13,8 +13,9 @@ is needed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -56,29 +57,32 @@ class NoisyChannel:
         name = Path(model.name_or_path).name or type(model).__name__
         return {"reverse_model": name, "reverse_weight": self.weight}
 
-    def __call__(self, translations: Sequence[Translation]) -> list[Translation]:
+    def __call__(self, translations: Sequence[Translation], sources: Iterable[str]) -> list[Translation]:
         """Return the translations with their hypotheses ranked; the `score` of each is the sum above.
 
         A hypothesis that the model of the other direction cannot read, such as an empty one, is ranked last,
-        without scores. If it can read none, or not write the source, the translation has a `problem`. The
-        source is the text that the hypotheses translate, without a part that was cut off.
+        without scores. If it can read none, or not write the source, the translation has a `problem`.
+
+        Args:
+            translations: translations with all their hypotheses.
+            sources: for each, the text X that its hypotheses translate.
 
         Raises:
             RunError: as `Scorer.stream`.
         """
-        pairs = dict.fromkeys(
-            Pair(hypothesis.text, translation.source)
-            for translation in translations
-            for hypothesis in translation.hypotheses
-        )
-        scores = dict(zip(pairs, self.scorer([*pairs]), strict=True))
-        return [self._ranked(translation, scores) for translation in translations]
-
-    def _ranked(self, translation: Translation, scores: dict[Pair, Score]) -> Translation:
-        found = [
-            (hypothesis, scores[Pair(hypothesis.text, translation.source)])
-            for hypothesis in translation.hypotheses
+        pairs = [
+            [Pair(hypothesis.text, source) for hypothesis in translation.hypotheses]
+            for translation, source in zip(translations, sources, strict=True)
         ]
+        distinct = list(dict.fromkeys(chain.from_iterable(pairs)))
+        scores = dict(zip(distinct, self.scorer(distinct), strict=True))
+        return [
+            self._ranked(translation, [scores[pair] for pair in of_translation])
+            for translation, of_translation in zip(translations, pairs, strict=True)
+        ]
+
+    def _ranked(self, translation: Translation, scores: Sequence[Score]) -> Translation:
+        found = list(zip(translation.hypotheses, scores, strict=True))
         problems = [score.problem for hypothesis, score in found if hypothesis.text.strip()]
         if problems and all(problems):
             return Translation(translation.source, problem=f"in the other direction, {problems[0]}")

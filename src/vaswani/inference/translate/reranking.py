@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 from vaswani.bounds import Bounds
 from vaswani.errors import UserError
@@ -14,15 +15,34 @@ from vaswani.inference.translate.noisy_channel import WEIGHT, NoisyChannel
 from vaswani.inference.translate.results import Translation
 
 
-class Reranker(Protocol):
-    """Ranks all hypotheses of translations anew, and sets their scores."""
+@dataclass(frozen=True)
+class Reranking:
+    """Ranks all hypotheses of translations anew, and sets their scores.
+
+    Args:
+        noisy_channel: ranks them by both directions.
+        minimum_risk: ranks them by minimum Bayes risk, with the weights of both directions if they have them.
+    """
+
+    noisy_channel: NoisyChannel | None = None
+    minimum_risk: MinimumRisk | None = None
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options that ask for the ranking, for messages and reports; first the one that names it."""
+        """The options that ask for the ranking, for messages and reports; empty if there is none."""
+        parts = self.noisy_channel, self.minimum_risk
+        return {name: value for part in parts if part for name, value in part.options.items()}
 
-    def __call__(self, translations: Sequence[Translation]) -> list[Translation]:
-        """Return the translations with their hypotheses ranked."""
+    def __call__(self, translations: list[Translation], sources: Iterable[str]) -> list[Translation]:
+        """Return the translations with their hypotheses ranked.
+
+        Args:
+            translations: translations with all hypotheses of a search, or samples.
+            sources: the text that each translates; read only for the other direction.
+        """
+        if self.noisy_channel is not None:
+            translations = self.noisy_channel(translations, sources)
+        return translations if self.minimum_risk is None else self.minimum_risk(translations)
 
 
 def check_reranking(
@@ -53,22 +73,23 @@ def check_reranking(
         )
 
 
-def rerankers_of(
+def reranking_of(
     search: SearchOptions,
     mbr_metric: str | None,
     reverse_model: Scorer | None,
     reverse_weight: float | None,
-) -> list[Reranker]:
-    """Return the rankings that the options ask for, in their order; empty if the scores of the search rank.
+) -> Reranking | None:
+    """Return the ranking that the options ask for; None if the scores of the search rank.
 
     Raises:
         UserError: as `check_reranking`.
     """
     check_reranking(search, mbr_metric, reverse_model, reverse_weight)
-    rerankers: list[Reranker] = []
+    if mbr_metric is None and reverse_model is None:
+        return None
     weight = WEIGHT if reverse_weight is None else reverse_weight
-    if reverse_model is not None:
-        rerankers.append(NoisyChannel(reverse_model, weight))
-    if mbr_metric is not None:
-        rerankers.append(MinimumRisk(mbr_metric, search.sampling is not None, weight))
-    return rerankers
+    are_samples = search.sampling is not None
+    return Reranking(
+        None if reverse_model is None else NoisyChannel(reverse_model, weight),
+        None if mbr_metric is None else MinimumRisk(mbr_metric, are_samples, weight),
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
@@ -14,7 +13,7 @@ from vaswani.inference.sides import Sides
 from vaswani.inference.translate.constraints import Constraints
 from vaswani.inference.translate.engine import Demands, Engine, Output, SearchOptions
 from vaswani.inference.translate.phrases import Line, find_spelling
-from vaswani.inference.translate.reranking import Reranker
+from vaswani.inference.translate.reranking import Reranking
 from vaswani.inference.translate.results import Hypothesis, Translation, ranked_by_score
 from vaswani.inference.translate.unknown_words import UnknownWords
 from vaswani.inference.translate.word_alignment import WordAlignment, word_alignment
@@ -29,7 +28,7 @@ class Row:
     line: Line
     token_ids: list[int]
     demands: Demands
-    cut_off: bool = False
+    cut_off: bool
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,7 @@ class RowSearch:
         constraints: what texts must satisfy.
         options: options of the search; with `attention_of="all"`, words are aligned.
         unknown_words: replaces unknown tokens in texts; None leaves them.
-        rerankers: rank all hypotheses of a search, or samples, one after the other; with none, the scores of
-            the search rank.
+        reranking: ranks all hypotheses of a search, or samples; None leaves the scores of the search.
     """
 
     engine: Engine
@@ -67,19 +65,17 @@ class RowSearch:
     constraints: Constraints
     options: SearchOptions
     unknown_words: UnknownWords | None
-    rerankers: Sequence[Reranker] = ()
+    reranking: Reranking | None = None
 
     def translations(self, rows: list[Row], request: Request) -> list[Translation]:
         """Return the translation of each row."""
         with within_memory("sentences", len(rows), len(rows[0].token_ids)):
             found = self._search(rows, self.options, request)
         whole = [self._translation(row, written, request) for row, written in zip(rows, found, strict=True)]
-        if self.rerankers:
-            whole = [replace(each, source=self._read(row)) for row, each in zip(rows, whole, strict=True)]
-        for rerank in self.rerankers:
-            whole = rerank(whole)
+        if self.reranking is not None:
+            whole = self.reranking(whole, map(self._read, rows))
         return [
-            replace(each, source=row.line.sentence, hypotheses=each.hypotheses[: request.n_best])
+            replace(each, hypotheses=each.hypotheses[: request.n_best], source_cut_off=row.cut_off)
             for row, each in zip(rows, whole, strict=True)
         ]
 
@@ -96,7 +92,7 @@ class RowSearch:
         self, rows: list[Row], options: SearchOptions, request: Request
     ) -> list[list[_DecodedOutput]]:
         """Return the outputs of the engine with their texts; to rank them again, all of the search."""
-        if self.rerankers:
+        if self.reranking is not None:
             request = Request(max(request.n_best, self.options.num_beams), with_scores=True)
         found = self.engine.search(
             [row.token_ids for row in rows],

@@ -40,7 +40,7 @@ from vaswani.inference.translate.engines import (
 )
 from vaswani.inference.translate.lengths import TargetLengths
 from vaswani.inference.translate.phrases import Line, banned_spellings, check_phrases, prefix_tokens
-from vaswani.inference.translate.reranking import check_reranking, rerankers_of
+from vaswani.inference.translate.reranking import check_reranking, reranking_of
 from vaswani.inference.translate.results import Translation
 from vaswani.inference.translate.reverse_model import check_reverse_model, load_reverse_model
 from vaswani.inference.translate.row_search import Request, Row, RowSearch
@@ -115,7 +115,7 @@ class Translator:
         check_positive(max_tokens_per_batch=max_tokens_per_batch)
         self.max_tokens_per_batch = max_tokens_per_batch
         self.lengths, search = _lengths_and_search(options)
-        self.rerankers = rerankers_of(search, mbr_metric, reverse_model, reverse_weight)
+        self.reranking = reranking_of(search, mbr_metric, reverse_model, reverse_weight)
         self.banned_phrases, self.required_phrases = check_phrases(banned_phrases, required_phrases)
         self.engine = model if isinstance(model, Engine) else TorchEngine(model)
         self.sides = Sides(
@@ -151,7 +151,7 @@ class Translator:
         self.engine.check(self.options, self.start_options)
         self._unknown_words = UnknownWords(targets) if replace_unknown else None
         self._search = RowSearch(
-            self.engine, self.sides, self.constraints, self.options, self._unknown_words, self.rerankers
+            self.engine, self.sides, self.constraints, self.options, self._unknown_words, self.reranking
         )
 
     @classmethod
@@ -245,7 +245,7 @@ class Translator:
     @property
     def reranking_options(self) -> dict[str, Any]:
         """The options that rank hypotheses anew, with their values; empty without any."""
-        return {name: value for reranker in self.rerankers for name, value in reranker.options.items()}
+        return {} if self.reranking is None else self.reranking.options
 
     @property
     def model(self) -> Any:
@@ -409,7 +409,7 @@ class Translator:
             found = self._search.translations([rows[number] for number in batch], request)
             for row, translation in zip(batch, found, strict=True):
                 for same in rows_of[row]:
-                    translations[same] = replace(translation, source_cut_off=encoded[row].cut_off)
+                    translations[same] = translation
             done(sum(len(rows_of[row]) for row in batch))
         return translations
 
