@@ -7,7 +7,7 @@ import torch
 from either_way import either_way
 
 from vaswani.kernels import cross_entropy_native
-from vaswani.kernels.cross_entropy_native import cross_entropy_and_gradient
+from vaswani.kernels.cross_entropy_native import cross_entropy_and_gradient, log_probs_of
 
 TOLERANCES = {torch.float32: (1e-5, 1e-6), torch.bfloat16: (1e-2, 1e-4), torch.float64: (1e-10, 1e-12)}
 
@@ -86,3 +86,31 @@ def test_non_finite_numbers_are_propagated(by: str, number: float, place: int, d
     assert not loss.isfinite()
     assert gradient[1].isnan().any()
     assert gradient[[0, 2]].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("shape", [(37, 1), (5, 7, 67), (1, 3, 1003), (0, 9)])
+def test_log_probs_are_those_of_log_softmax(by: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    logits, targets = (20 * torch.randn(shape)).to(dtype), torch.randint(shape[-1], shape[:-1])
+    before = logits.clone()
+    expected = logits.double().log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+    found = log_probs_of(logits, targets)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(logits, before)
+    of_transposed = log_probs_of(logits.movedim(-1, 0).contiguous().movedim(0, -1), targets)
+    torch.testing.assert_close(of_transposed, found)
+
+
+def test_log_probs_of_banned_tokens_and_of_no_number(by: str) -> None:
+    logits = torch.tensor([[0.0, -math.inf, 0.0], [0.0, math.nan, 0.0], [0.0, 0.0, -math.inf]])
+    found = log_probs_of(logits, torch.tensor([1, 0, 0]))
+    assert found[0] == -math.inf
+    assert found[1].isnan()
+    assert found[2].item() == pytest.approx(math.log(0.5))
+
+
+@pytest.mark.parametrize("target", [-1, 3])
+def test_log_probs_of_tokens_outside_of_the_vocabulary_are_an_error(by: str, target: int) -> None:
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        log_probs_of(torch.randn(2, 3), torch.tensor([0, target]))

@@ -3,10 +3,15 @@
 S sources · R rows, each a target of a source · L source length · T target length · V target vocabulary
 """
 
+from inspect import signature
+from typing import Any
+
 import torch
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from vaswani.kernels.cross_entropy_native import log_probs_of
+from vaswani.kernels.projected_loss import TokenLoss
 from vaswani.unwritten_padding import unwritten_padding, without_padding
 
 _LOGITS_AT_ONCE = 1 << 26  # 256 MiB in float32
@@ -34,23 +39,52 @@ def token_log_probs(
     Returns:
         float32 [R, T]; 0 for ignored tokens.
     """
+    counts = torch.arange(sequences.shape[1] - 1, device=sequences.device) < lengths[:, None]  # [R, T]
+    if getattr(model, "scores_tokens_apart", False):  # averaging all logits would take most of the time
+        given = input_ids, attention_mask, sequences, lengths, source_of_row
+        ensemble: Any = model
+        of_members = [token_log_probs(member, *given) for member in ensemble.members]
+        return ensemble.mean_of_probabilities(of_members).masked_fill(~counts, 0.0)
     states = model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
     vocab_size = model.get_output_embeddings().weight.shape[0]
-    padding, log_probs = unwritten_padding(model), []
+    found = torch.zeros(counts.shape, device=states.device)
     for rows in rows_at_once(len(sequences), sequences.shape[1] * vocab_size, states.device):
-        sources = source_of_row[rows]
-        logits = model(
-            encoder_outputs=BaseModelOutput(last_hidden_state=states[sources]),
-            attention_mask=attention_mask[sources],
-            decoder_input_ids=sequences[rows, :-1],
-            use_cache=False,
-            **masking_inputs(model, sequences[rows, :-1]),
-        ).logits  # [rows, T, V]
-        targets = sequences[rows, 1:]
-        of_tokens = log_probs_of(without_padding(logits, padding), targets)  # [rows, T]
-        counts = torch.arange(targets.shape[1], device=states.device) < lengths[rows, None]
-        log_probs.append(of_tokens.masked_fill(~counts, 0.0))
-    return torch.cat(log_probs)
+        sources, kept = source_of_row[rows], counts[rows]
+        inputs = {
+            "encoder_outputs": BaseModelOutput(last_hidden_state=states[sources]),
+            "attention_mask": attention_mask[sources],
+            "decoder_input_ids": sequences[rows, :-1],
+        }
+        of_kept = _of_kept(model, inputs, kept, sequences[rows, 1:][kept])
+        found[rows] = found[rows].masked_scatter(kept, of_kept)
+    return found
+
+
+def _of_kept(
+    model: PreTrainedModel, inputs: dict[str, Any], kept: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
+    """Return the log-probabilities of the N kept tokens, float32 [N].
+
+    Args:
+        model: the encoder-decoder.
+        inputs: its inputs for some rows.
+        kept: bool [rows, T].
+        targets: the kept tokens, int64 [N].
+    """
+    found = torch.empty(len(targets), device=targets.device)
+    padding = unwritten_padding(model)
+
+    def keep(logits: torch.Tensor, place: slice) -> torch.Tensor:
+        found[place] = log_probs_of(without_padding(logits, padding), targets[place])
+        return found[place].sum()
+
+    loss = TokenLoss(kept, keep)
+    inputs = {**inputs, "use_cache": False, **masking_inputs(model, inputs["decoder_input_ids"])}
+    if "token_loss" in signature(model.forward).parameters:  # our models hold few logits at a time
+        model(**inputs, token_loss=loss)
+    else:
+        loss.from_logits(model(**inputs).logits)
+    return found
 
 
 def target_log_probs(
@@ -72,12 +106,6 @@ def target_log_probs(
     sources = torch.arange(len(input_ids), device=sequences.device)
     source_of_row = sources.repeat_interleave(len(sequences) // len(input_ids))
     return token_log_probs(model, input_ids, attention_mask, sequences, lengths, source_of_row)
-
-
-def log_probs_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the natural log-probabilities of targets [...] from logits [..., V]: float32 [...]."""
-    logits = logits.float()
-    return logits.gather(-1, targets[..., None])[..., 0] - logits.logsumexp(dim=-1)
 
 
 def rows_at_once(count: int, logits_per_row: int, device: torch.device) -> tuple[torch.Tensor, ...]:

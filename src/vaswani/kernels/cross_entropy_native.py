@@ -54,13 +54,41 @@ def cross_entropy_and_gradient(
     compiled = library_for(logits)
     if compiled is None:
         return _by_operators(logits, targets, share, share_of_each, wants_gradient)
-    logits, targets = logits.contiguous(), targets.contiguous()
+    logits = logits.contiguous()
+    return _by_rows(compiled, logits, targets, share, share_of_each, wants_gradient).sum(), logits
+
+
+def log_probs_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the natural log-probabilities of targets int64 [...] from logits [..., V]: float32 [...].
+
+    Raises:
+        RuntimeError: a target is not a token of the vocabulary.
+    """
+    compiled, size = library_for(logits), logits.shape[-1]
+    are_tokens = targets.ge(0) & targets.lt(size)  # C++ reads their places unchecked
+    if compiled is None or not are_tokens.all():
+        logits = logits.float()
+        return logits.gather(-1, targets[..., None])[..., 0] - logits.logsumexp(dim=-1)
+    rows = logits.reshape(-1, size).contiguous()
+    return -_by_rows(compiled, rows, targets.flatten(), 1.0, 0.0, False).view(targets.shape)
+
+
+def _by_rows(
+    compiled: ctypes.CDLL,
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    share: float,
+    share_of_each: float,
+    wants_gradient: bool,
+) -> torch.Tensor:
+    """Return the loss of each row: float32 [n]; a gradient overwrites the contiguous logits."""
     rows, size = logits.shape
     losses = torch.empty(rows, dtype=torch.float32)
     shape = (logits.dtype == torch.bfloat16, rows, size)
     options = (share, share_of_each, wants_gradient, torch.get_num_threads())
+    targets = targets.contiguous()
     compiled.vaswani_cross_entropy(logits.data_ptr(), *shape, targets.data_ptr(), *options, losses.data_ptr())
-    return losses.sum(), logits
+    return losses
 
 
 def _by_operators(

@@ -21,7 +21,8 @@ from vaswani.inference.batches import padded, padded_inputs
 from vaswani.inference.language_model import check_causal
 from vaswani.inference.pairs import Pair, PairEncoder
 from vaswani.inference.position_limits import longest_text
-from vaswani.inference.token_log_probs import log_probs_of, rows_at_once, token_log_probs
+from vaswani.inference.token_log_probs import rows_at_once, token_log_probs
+from vaswani.kernels.cross_entropy_native import log_probs_of
 
 
 @dataclass(frozen=True)

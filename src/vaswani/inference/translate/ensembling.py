@@ -167,11 +167,20 @@ class Ensemble(PreTrainedModel, GenerationMixin):
             for each, padding in zip(logits, self.unwritten, strict=True)
         ]
         if self.average == "probabilities":
-            if self.weights is None:
-                return reduce(torch.logaddexp, log_probs) - math.log(len(log_probs))
-            weighted = [each + math.log(weight) for each, weight in zip(log_probs, self.weights, strict=True)]
-            return reduce(torch.logaddexp, weighted)
+            return self.mean_of_probabilities(log_probs)
         return self.mean(log_probs).log_softmax(-1)
+
+    @property
+    def scores_tokens_apart(self) -> bool:
+        """Whether a token's probability is the mean of the members', whatever the other tokens have."""
+        return self.average == "probabilities" and len(set(self.unwritten)) == 1
+
+    def mean_of_probabilities(self, log_probs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the logarithms of the weighted mean of each member's probabilities, from logarithms."""
+        if self.weights is None:
+            return reduce(torch.logaddexp, log_probs) - math.log(len(log_probs))
+        weighted = [each + math.log(weight) for each, weight in zip(log_probs, self.weights, strict=True)]
+        return reduce(torch.logaddexp, weighted)
 
     def mean(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the weighted mean of a tensor of each member."""
