@@ -128,6 +128,21 @@ def test_a_multilingual_model_is_both_with_its_languages_exchanged(tmp_path: Pat
         Translator.from_pretrained(folder, reverse_model=folder)
 
 
+def test_the_tag_of_a_language_does_not_count(tmp_path: Path) -> None:
+    scorer = Scorer.from_pretrained(save_translator("m2m100", tmp_path), length_penalty=0.5)
+    texts, source = ("ein Hund", "zwei Katzen"), "two cats"
+    found = Translation(source, tuple(Hypothesis(text, True, -1.0) for text in texts))
+    (ranked,) = NoisyChannel(scorer, 2.0)([found], [source])
+    scores = scorer([(h.text, source) for h in ranked.hypotheses], with_tokens=True)
+    for hypothesis, score in zip(ranked.hypotheses, scores, strict=True):
+        ((tag, _), *rest) = score.tokens or ()
+        chosen = sum(log_prob for _, log_prob in rest)
+        assert tag == "__de__"
+        assert hypothesis.reverse_log_prob == pytest.approx(chosen, abs=1e-4)
+        lp = ((5 + score.num_tokens) / 6) ** 0.5
+        assert hypothesis.score == pytest.approx(-1.0 + 2 * chosen / lp, abs=1e-4)
+
+
 def test_a_model_with_prefixes_is_both(tmp_path: Path) -> None:
     folder = save_translator("t5", tmp_path)
     options: dict[str, Any] = {"source_prefix": "see: ", "reverse_source_prefix": "two ", "num_beams": 3}

@@ -75,6 +75,25 @@ def test_a_hypothesis_has_the_same_score_as_in_its_search(num_beams: int) -> Non
         assert scorer.rank_key(score) == pytest.approx(hypothesis.score, abs=2e-5)
 
 
+@pytest.mark.parametrize(("kind", "tag"), [("m2m100", 1), ("nllb", 1), ("mbart50", 1), ("mbart", 0)])
+def test_a_language_that_is_forced_counts_as_in_a_search(kind: str, tag: int, tmp_path: Path) -> None:
+    """The log-probability of a hypothesis counts it, the score that ranks hypotheses does not."""
+    folder = save_translator(kind, tmp_path)
+    translator, scorer = Translator.from_pretrained(folder, max_length=20), Scorer.from_pretrained(folder)
+    for model in (translator.model, scorer.model):  # they end after the prefix
+        ends = torch.nn.functional.one_hot(torch.tensor(model.config.eos_token_id), model.config.vocab_size)
+        model.get_output_embeddings().register_forward_hook(lambda _, __, logits, ends=ends: logits + 5 * ends)
+    targets = ["kleine Kuh", "zwei Katzen", "Hund"]
+    found = translator.translate(["the big cat"] * 3, prefixes=targets)
+    hypotheses = [translation.hypotheses[0] for translation in found]
+    assert [(each.text, each.complete) for each in hypotheses] == [(text, True) for text in targets]
+    scores = scorer([("the big cat", text) for text in targets], with_tokens=True)
+    for hypothesis, score in zip(hypotheses, scores, strict=True):
+        assert score.log_prob == pytest.approx(hypothesis.log_prob, abs=2e-5)
+        assert scorer.rank_key(score) == pytest.approx(hypothesis.score, abs=2e-5)
+        assert score.forced_log_prob == sum(log_prob for _, log_prob in (score.tokens or ())[:tag])
+
+
 @pytest.mark.parametrize("kind", [*KINDS, *OF_ANY_TOKENIZER])
 def test_targets_of_the_library_are_encoded_as_in_training(kind: str, tmp_path: Path) -> None:
     folder = save_translator(kind, tmp_path)

@@ -51,6 +51,7 @@ class PairEncoder:
         sources, targets: the codecs of the two sides.
         start_options: options of `generate` that select the target language.
         start_token_id: begins the decoder's input.
+        forced_token_id: begins every target; None if the model forces no token (see `Sides`).
 
     Raises:
         UserError: an option is out of range, the tokenizer does not know a language, or there is no token
@@ -72,6 +73,7 @@ class PairEncoder:
         self._sides = Sides(generation_config, position_limit(model, "source"), *tokenizers, **of_sides)
         self.sources, self.targets = self._sides.sources, self._sides.targets
         self.start_options = self._sides.start_options
+        self.forced_token_id = self._sides.forced_token_id
         self.start_token_id = _start_token_id(model, self.start_options)
         self.max_length = max_length or DEFAULT_LENGTH
         self._positions = position_limit(model, "target")

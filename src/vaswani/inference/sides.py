@@ -52,6 +52,8 @@ class Sides:
         max_source_length: maximum tokens of a source, or None.
         too_long: what happens to a longer source: "cut" or "skip".
         start_options: options of `generate` that select the target language.
+        forced_token_id: the first token of every target, if the model forces one (`forced_bos_token_id`), such
+            as the tag of a language; or None.
 
     Raises:
         UserError: an option is out of range, the tokenizer does not know a language, or the tokenizer and the
@@ -82,6 +84,8 @@ class Sides:
         )
         self.sources, self.targets = TextCodec(source, "source"), TextCodec(target, "target")
         self.start_options = self.targets.start_options()
+        of_model: int | None = getattr(generation_config, "forced_bos_token_id", None)
+        self.forced_token_id = self.start_options.get("forced_bos_token_id", of_model)
         if target_language is None:
             _check_language(generation_config, target, self.start_options)
         self.positions = positions

@@ -59,6 +59,8 @@ class Score:
         tokens: each scored token, as in the vocabulary, with its log-probability; None if not requested.
         problem: why the text was not scored; None if it was.
         cut_off: whether its source was truncated.
+        forced_log_prob: the part of `log_prob` that belongs to a first token which the model forces
+            (`forced_bos_token_id`), such as the tag of a language. Rankings do not count it.
     """
 
     log_prob: float | None
@@ -66,6 +68,12 @@ class Score:
     tokens: tuple[tuple[str, float], ...] | None = None
     problem: str | None = None
     cut_off: bool = False
+    forced_log_prob: float = 0.0
+
+    @property
+    def chosen_log_prob(self) -> float | None:
+        """`log_prob` - `forced_log_prob`; None with a problem."""
+        return None if self.log_prob is None else self.log_prob - self.forced_log_prob
 
     @property
     def perplexity(self) -> float | None:
@@ -172,11 +180,11 @@ class Scorer(FromPretrained):
         self.model = model.eval()
         self.max_tokens_per_batch = max_tokens_per_batch
         self._scores: TokenScores
+        self._forced_token_id: int | None = None
         if kind == "seq2seq":
             tokenizers = source_tokenizer, target_tokenizer
-            self._scores = PairScores(
-                model, PairEncoder(model, *tokenizers, max_length=max_length, **pair_options)
-            )
+            pairs = PairEncoder(model, *tokenizers, max_length=max_length, **pair_options)
+            self._scores, self._forced_token_id = PairScores(model, pairs), pairs.forced_token_id
         else:
             of_kind = CausalScores if kind == "causal" else MaskedScores
             self._scores = of_kind(model, source_tokenizer, max_length)
@@ -228,10 +236,9 @@ class Scorer(FromPretrained):
         return sorted(scored, key=lambda target: self.rank_key(target[1]), reverse=True)
 
     def rank_key(self, score: Score) -> float:
-        """Return log P(Y|X) / lp(Y), by which targets are ranked; minus infinity with a problem."""
-        return (
-            -math.inf if score.log_prob is None else score.log_prob / self.length_penalty.of(score.num_tokens)
-        )
+        """Return `chosen_log_prob` / lp(Y), by which targets are ranked; minus infinity with a problem."""
+        chosen = score.chosen_log_prob
+        return -math.inf if chosen is None else chosen / self.length_penalty.of(score.num_tokens)
 
     def _checked(self, text: Any) -> str | Pair:
         is_pair = self.kind == "seq2seq"
@@ -272,4 +279,11 @@ class Scorer(FromPretrained):
         tokens = None
         if with_tokens:
             tokens = tuple(zip(self._scores.codec.tokens(text.scored), log_probs, strict=True))
-        return Score(math.fsum(log_probs), len(text.scored), tokens, cut_off=text.cut_off)
+        is_forced = text.scored[:1] == [self._forced_token_id]
+        return Score(
+            math.fsum(log_probs),
+            len(text.scored),
+            tokens,
+            cut_off=text.cut_off,
+            forced_log_prob=log_probs[0] if is_forced else 0.0,
+        )

@@ -16,8 +16,8 @@ class Constraints:
     """The constraints of a `Translator`, which turns them into the demands on each translation.
 
     Args:
-        engine: its model may limit lengths and force a first token.
-        sides: the targets, and the options that start them.
+        engine: its model may limit lengths.
+        sides: the targets, and the token that the model may force them to begin with.
         lengths: the length limits.
         banned: phrases that no translation contains.
         required: phrases that every translation contains.
@@ -42,9 +42,7 @@ class Constraints:
                 "model; lower it"
             )
         self._targets = sides.targets
-        # The model may begin every output with a token, such as that of a language.
-        of_model = getattr(engine.generation_config, "forced_bos_token_id", None)
-        self._forced_tokens = int(sides.start_options.get("forced_bos_token_id", of_model) is not None)
+        self._forced_tokens = int(sides.forced_token_id is not None)
         self._spellings: dict[str, Phrase] = {}
 
     def limit(self, source_length: int) -> int:

@@ -7,8 +7,9 @@ search, or samples, are ranked by
 
     log P(Y|X) / lp(Y) + λ · log P(X|Y) / lp(X),
 
-where lp is GNMT's length penalty. Yee et al. also add log P(Y) of a language model, for which much more text
-is needed.
+where lp is GNMT's length penalty. Neither term counts a first token that its model forces, such as the tag of
+a language: it says nothing about the translation. Yee et al. also add log P(Y) of a language model, for which
+much more text is needed.
 """
 
 from __future__ import annotations
@@ -92,4 +93,4 @@ class NoisyChannel:
         if score.problem is not None:
             return replace(hypothesis, score=None)
         together = (hypothesis.score or 0.0) + self.weight * self.scorer.rank_key(score)
-        return replace(hypothesis, score=together, reverse_log_prob=score.log_prob)
+        return replace(hypothesis, score=together, reverse_log_prob=score.chosen_log_prob)

@@ -22,7 +22,8 @@ class Hypothesis:
         log_prob: log P(Y|X), the sum of the natural log-probabilities of the tokens and `</s>`; or None.
         alignment: pairs of a source word and a word of the translation, both counted from 0; None without
             `alignments`, or if the words are not known (see `word_alignment`).
-        reverse_log_prob: log P(X|Y) by the `reverse_model`; None without one.
+        reverse_log_prob: log P(X|Y) by the `reverse_model`, without a first token that it forces; None without
+            such a model, or if it cannot read Y.
     """
 
     text: str
