@@ -125,19 +125,30 @@ def test_the_other_direction_counts_too(search: dict[str, Any], metric: str) -> 
     )
     for before, after in zip(plain, both, strict=True):
         read = [h for h in before.hypotheses if h.reverse_log_prob is not None]
-        if len(read) < len(before.hypotheses):
-            continue  # empty hypotheses do not count
         texts = [h.text for h in read]
         log_probs = [(h.log_prob if "num_beams" in search else 0.0) + 0.7 * h.reverse_log_prob for h in read]
         expected = sorted(by_hand(texts, log_probs, metric), reverse=True)
-        assert [h.score for h in after.hypotheses] == pytest.approx(expected, abs=1e-4)
+        assert [h.score for h in after.hypotheses[: len(read)]] == pytest.approx(expected, abs=1e-4)
+        assert all((h.text, h.score) == ("", None) for h in after.hypotheses[len(read) :])
     assert len({tuple(t.text for t in each) for each in (plain, risk, both)}) == 3
-    empty = MinimumRisk(metric, are_samples=False, reverse_weight=1.0)
-    only = Translation(
-        "one", (Hypothesis("1", True, -1.0, -1.0, reverse_log_prob=-2.0), Hypothesis("", True))
-    )
-    (ranked,) = empty([only])
-    assert [h.score for h in ranked.hypotheses] == [1.0, 0.0]
+
+
+@METRICS
+def test_hypotheses_that_the_other_direction_cannot_read_come_last(metric: str) -> None:
+    """Even if they are the most similar to all others: the mean of two that have nothing in common."""
+    unread = Hypothesis("eine Katze hier und ein Hund dort", True, log_prob=-0.1)
+    read = [
+        Hypothesis(text, True, -1.0, -1.0, reverse_log_prob=-2.0)
+        for text in ("eine Katze hier", "und ein Hund dort")
+    ]
+    rank = MinimumRisk(metric, are_samples=False, reverse_weight=1.0)
+    (ranked,) = rank([Translation("one", (unread, *read))])
+    assert {h.text for h in ranked.hypotheses[:2]} == {h.text for h in read}
+    assert ranked.hypotheses[2] == unread
+    expected = by_hand([h.text for h in read], [-3.0, -3.0], metric)
+    assert sorted(h.score or 0.0 for h in ranked.hypotheses[:2]) == pytest.approx(sorted(expected))
+    only_unread = Translation("one", (unread,))
+    assert rank([only_unread]) == [only_unread]
 
 
 def test_phrases_and_prefixes_are_respected() -> None:

@@ -12,7 +12,6 @@ than BLEU does.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,26 +51,31 @@ class MinimumRisk:
         return {"mbr_metric": self.metric}
 
     def __call__(self, translations: Sequence[Translation]) -> list[Translation]:
-        """Return the translations with their hypotheses ranked by expected utility, the new `score`."""
+        """Return the translations with their hypotheses ranked by expected utility, the new `score`.
+
+        A hypothesis without a score, which a model of the other direction cannot read, does not count and is
+        ranked last.
+        """
         return [
             replace(each, hypotheses=self._ranked(each.hypotheses)) if each.hypotheses else each
             for each in translations
         ]
 
     def _ranked(self, hypotheses: Sequence[Hypothesis]) -> tuple[Hypothesis, ...]:
-        texts = [hypothesis.text for hypothesis in hypotheses]
-        expected = expected_utilities(texts, self._log_weights(hypotheses), self.metric)
-        scored = [replace(each, score=score) for each, score in zip(hypotheses, expected, strict=True)]
-        return ranked_by_score(scored)
+        scored = [each for each in hypotheses if each.score is not None]
+        if not scored:
+            return tuple(hypotheses)
+        weights = list(map(self._log_weight, scored))
+        expected = expected_utilities([each.text for each in scored], weights, self.metric)
+        ranked = ranked_by_score(
+            replace(each, score=score) for each, score in zip(scored, expected, strict=True)
+        )
+        return (*ranked, *(each for each in hypotheses if each.score is None))
 
-    def _log_weights(self, hypotheses: Sequence[Hypothesis]) -> list[float]:
-        """Return log p(y) of each hypothesis of one source, up to a constant."""
-        both = [0.0 if self.are_samples else each.log_prob or 0.0 for each in hypotheses]
-        reverse = [each.reverse_log_prob for each in hypotheses]
-        if any(each is not None for each in reverse):  # those without one, such as empty ones, do not count
-            channel = [-math.inf if each is None else self.reverse_weight * each for each in reverse]
-            both = [sum(each) for each in zip(both, channel, strict=True)]
-        return [SCALE * each for each in both]
+    def _log_weight(self, hypothesis: Hypothesis) -> float:
+        """Return log p(y) of a hypothesis, up to a constant of its source."""
+        forward = 0.0 if self.are_samples else hypothesis.log_prob or 0.0
+        return SCALE * (forward + self.reverse_weight * (hypothesis.reverse_log_prob or 0.0))
 
 
 def expected_utilities(texts: Sequence[str], log_weights: Sequence[float], metric: str) -> list[float]:

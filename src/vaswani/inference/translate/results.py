@@ -18,12 +18,13 @@ class Hypothesis:
         complete: whether it ends with `</s>`, and not at the length limit.
         score: ranks hypotheses: `log_prob` / lp(Y), without the probability of a first token that the model
             forces (`forced_bos_token_id`); with `mbr_metric`, the expected utility, from 0 to 1; with
-            `reverse_model`, the sum over both directions (see `noisy_channel`); None without scores.
+            `reverse_model`, the sum over both directions (see `noisy_channel`), or None if it cannot read the
+            text; None without scores.
         log_prob: log P(Y|X), the sum of the natural log-probabilities of the tokens and `</s>`; or None.
         alignment: pairs of a source word and a word of the translation, both counted from 0; None without
             `alignments`, or if the words are not known (see `word_alignment`).
-        reverse_log_prob: log P(X|Y) by the `reverse_model`, without a first token that it forces; None without
-            such a model, or if it cannot read Y.
+        reverse_log_prob: log P(X|Y) by the `reverse_model`, without a first token that it forces; None
+            without such a model, or if it cannot read Y.
     """
 
     text: str
