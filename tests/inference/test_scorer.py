@@ -1,6 +1,7 @@
 """Scores of given texts equal those of the search, and those of one text or masked token at a time."""
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -13,7 +14,7 @@ import toy_labels
 from given_tokenizers import gpt2
 from library_tokenizers import KINDS, SOURCES, TARGETS
 from library_translators import OF_ANY_TOKENIZER, save_translator
-from toy_translation import toy_model, toy_rows, toy_tokenizer, toy_tokenizers
+from toy_translation import save_toy_checkpoint, toy_model, toy_rows, toy_tokenizer, toy_tokenizers
 from vaswani import Scorer, Translator
 from vaswani.data.text_codec import TextCodec
 from vaswani.data.tokenization import load_tokenizers
@@ -82,7 +83,9 @@ def test_a_language_that_is_forced_counts_as_in_a_search(kind: str, tag: int, tm
     translator, scorer = Translator.from_pretrained(folder, max_length=20), Scorer.from_pretrained(folder)
     for model in (translator.model, scorer.model):  # they end after the prefix
         ends = torch.nn.functional.one_hot(torch.tensor(model.config.eos_token_id), model.config.vocab_size)
-        model.get_output_embeddings().register_forward_hook(lambda _, __, logits, ends=ends: logits + 5 * ends)
+        model.get_output_embeddings().register_forward_hook(
+            lambda _, __, logits, ends=ends: logits + 5 * ends
+        )
     targets = ["kleine Kuh", "zwei Katzen", "Hund"]
     found = translator.translate(["the big cat"] * 3, prefixes=targets)
     hypotheses = [translation.hypotheses[0] for translation in found]
@@ -153,6 +156,15 @@ def test_an_end_token_that_the_tokenizer_lacks_is_added(tmp_path: Path) -> None:
     encoder = PairEncoder(model, tokenizer, without)
     (target,) = encoder.encode_targets(["1 2"], [True])
     assert target.token_ids == [*without("1 2")["input_ids"], model.generation_config.eos_token_id]
+
+
+@pytest.mark.parametrize("kind", ["toy", "m2m100", "mbart"])
+def test_a_target_without_tokens_is_not_scored(kind: str, tmp_path: Path) -> None:
+    """A language that is forced is no token of its own; nothing would rank before all other targets."""
+    save = save_toy_checkpoint if kind == "toy" else partial(save_translator, kind)
+    scorer = Scorer.from_pretrained(save(tmp_path))
+    scores = scorer([Pair("one", "", complete=False), ("one", "")])
+    assert [score.problem for score in scores] == ["its target is empty and has no end token", None]
 
 
 def test_hypotheses_are_ranked_by_the_length_penalty() -> None:

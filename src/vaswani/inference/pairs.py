@@ -96,6 +96,8 @@ class PairEncoder:
     def _target(self, ids: list[int], complete: bool) -> EncodedText:
         ids = [*ids[: len(ids) - self._behind_end], *self._missing_end]
         ids = ids if complete else ids[:-1]
+        if ids in ([], [self.forced_token_id]):
+            return EncodedText(ids, "is empty and has no end token")
         positions = self._positions
         if positions is not None and len(ids) > positions:
             return EncodedText(ids, f"has {len(ids):,} tokens, and the model has positions for {positions:,}")

@@ -52,8 +52,8 @@ class Sides:
         max_source_length: maximum tokens of a source, or None.
         too_long: what happens to a longer source: "cut" or "skip".
         start_options: options of `generate` that select the target language.
-        forced_token_id: the first token of every target, if the model forces one (`forced_bos_token_id`), such
-            as the tag of a language; or None.
+        forced_token_id: the first token of every target if the model forces one (`forced_bos_token_id`), such
+            as the tag of a language; else None.
 
     Raises:
         UserError: an option is out of range, the tokenizer does not know a language, or the tokenizer and the
