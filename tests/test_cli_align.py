@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from jsonl import write_jsonl
+from library_translators import save_translator
 from toy_alignment import reversed_rows, save_reversing_checkpoint
 from toy_labels import save_toy_encoder
 from vaswani import Aligner
 from vaswani.cli import run
+from vaswani.data.tokenization import load_tokenizers
 from vaswani.inference.align.aligner import SymmetricAligner
 from vaswani.inference.align.links import METHODS, symmetrize, to_pharaoh
 
@@ -118,6 +120,33 @@ def test_each_direction_has_its_prefix(models: Path, files: dict[str, Path], cap
     status, lines, _ = align(capfd, models, *pairs, *given, "--reverse_source_prefix", "one ")
     assert (status, lines) == (0, [to_pharaoh(each.links) for each in expected])
     assert lines != align(capfd, models, *pairs, *given, "--reverse_source_prefix", "")[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "turned"),
+    [
+        (["--source_language", "de", "--target_language", "fr"], ("fr", "de")),
+        (["--source_language", "fr"], ("{tgt}", "fr")),
+        (["--target_language", "fr"], ("fr", "{src}")),
+    ],
+    ids=str,
+)
+def test_languages_are_exchanged(
+    models: Path, files: dict[str, Path], tmp_path: Path, capfd, given: list[str], turned: tuple[str, str]
+) -> None:
+    """A reverse model without languages gets none; else one that is not given is the saved one."""
+    folder = save_translator("m2m100", tmp_path / "m2m100")
+    known: Any = load_tokenizers(folder)[0]
+    of_forward = {flag.removeprefix("--"): value for flag, value in zip(given[::2], given[1::2], strict=True)}
+    forward = Aligner.from_pretrained(folder, **of_forward)
+    names = [each.format(src=known.src_lang, tgt=known.tgt_lang) for each in turned]
+    of_reverse = {"source_language": names[0], "target_language": names[1]}
+    pairs = ["--input", files["source"], files["target"], "--symmetrize", "union"]
+    for reverse, options in (folder, of_reverse), (models / "backward", {}):
+        backward = Aligner.from_pretrained(reverse, **options)
+        expected = SymmetricAligner(forward, backward, "union")(PAIRS)
+        status, lines, _ = align(capfd, models, *pairs, "--reverse_model", reverse, *given, model=str(folder))
+        assert (status, lines) == (0, [to_pharaoh(each.links) for each in expected])
 
 
 def test_pairs_that_are_not_aligned_are_named(models: Path, files: dict[str, Path], capfd) -> None:

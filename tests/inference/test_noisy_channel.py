@@ -1,5 +1,6 @@
 """Reranking by a model of the other direction: the scores computed here one by one."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,15 @@ from toy_translation import (
     toy_reverse_model,
     toy_rows,
     toy_tokenizer,
+    toy_tokenizers,
     translator_of,
 )
 from vaswani import Scorer
 from vaswani.cli.options import ReverseWeight
-from vaswani.data.text_codec import with_source_tags
+from vaswani.data.text_codec import for_languages, with_source_tags
+from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError
-from vaswani.inference.directions import check_other_direction
+from vaswani.inference.directions import check_other_direction, exchanged_languages
 from vaswani.inference.translate.noisy_channel import WEIGHT, NoisyChannel
 from vaswani.inference.translate.reranking import Reranking
 from vaswani.inference.translate.results import Hypothesis, Translation
@@ -247,6 +250,24 @@ def test_a_language_that_is_not_given_is_the_one_saved_with_the_model(tmp_path: 
         assert log_probs[0] == pytest.approx(log_probs[1], abs=1e-4)
 
 
+def test_languages_that_are_not_known_are_an_error(tmp_path: Path) -> None:
+    folder = save_translator("m2m100", tmp_path)
+    forward = load_tokenizers(folder)
+    saved: Any = forward[0].src_lang, forward[1].tgt_lang  # type: ignore[attr-defined]
+    turned = for_languages(*forward, source_language=saved[1], target_language=saved[0])
+    assert exchanged_languages((None, None), forward, turned) == (None, None)
+    assert exchanged_languages((None, "fr"), forward, turned) == ("fr", saved[0])
+    assert exchanged_languages(("fr", None), forward, toy_tokenizers()) == (None, None)
+    with pytest.raises(UserError, match=rf"are for {saved[0]} to {saved[1]}; give source_language and"):
+        exchanged_languages((None, None), forward, forward)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tgt_lang": None}))
+    with pytest.raises(
+        UserError, match="needs both languages, and the tokenizer of the model has no target_"
+    ):
+        exchanged_languages(("fr", None), load_tokenizers(folder), turned)
+
+
 def test_a_scorer_is_taken_as_it_is(tmp_path: Path) -> None:
     forward = save_toy_checkpoint(tmp_path / "forward")
     translator = Translator.from_pretrained(forward, reverse_model=(scorer := reverse()))
@@ -313,6 +334,8 @@ def test_two_models_of_one_direction_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="or --allow_mismatch if the columns held other languages"):
         Translator.from_pretrained([backward, forward], reverse_model=again)
     check_other_direction(forward, again, allow_mismatch=True)
+    check_other_direction(forward, forward, languages=(None, "de"))
+    check_other_direction(forward, forward, reverse_source_prefix="")
     # Text files have the default columns in either direction, and models of others record none.
     files = [settings(tmp_path / name, "source_field: source\ntarget_field: target\n") for name in "ab"]
     check_other_direction(*files)

@@ -133,8 +133,10 @@ def align(
         raise UserError("--reverse_source_prefix is for two directions; add --reverse_model, or leave it out")
     check_method(method := symmetrize or "grow-diag-final-and")
     languages = options.pop("source_language"), options.pop("target_language")
-    if reverse_model is not None and not any(languages) and reverse_source_prefix is None:
-        check_other_direction(model, reverse_model, options["allow_mismatch"])
+    if reverse_model is not None:
+        check_other_direction(
+            model, reverse_model, languages, reverse_source_prefix, options["allow_mismatch"]
+        )
     of_model = {name: options.pop(name) for name in ("revision", "source_prefix")}  # of --model only
     of_reverse = {"source_prefix": reverse_source_prefix}
     options["layer"], options["heads"] = _layer(options["layer"]), _heads(options["heads"])
@@ -172,7 +174,10 @@ def _load_aligner(
         languages: of the sources and of the targets.
         options: options of both.
     """
+    from vaswani.data.tokenization import load_tokenizers
+    from vaswani.hub.checkpoint import local_folder
     from vaswani.inference.align.aligner import Aligner, SymmetricAligner
+    from vaswani.inference.directions import exchanged_languages
 
     def load(name: str, own: dict[str, Any], source: str | None, target: str | None) -> Aligner:
         return Aligner.from_pretrained(name, source_language=source, target_language=target, **own, **options)
@@ -181,7 +186,11 @@ def _load_aligner(
     reverse, own = reverse_model
     if reverse is None:
         return forward
-    return SymmetricAligner(forward, load(reverse, own, *reversed(languages)), method)
+    tokenizers = forward.pairs.sources.tokenizer, forward.pairs.targets.tokenizer
+    turned = load_tokenizers(local_folder(reverse, weights=False))
+    return SymmetricAligner(
+        forward, load(reverse, own, *exchanged_languages(languages, tokenizers, turned)), method
+    )
 
 
 def _layer(text: str | None) -> Any:

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
+from vaswani.data.text_codec import Tokenizers, marks_languages
 from vaswani.errors import UserError
 from vaswani.files.run_settings import read_settings
 
+Languages = tuple[str | None, str | None]  # of the sources and of the targets; None if not given
 
-def check_other_direction(model: str | Path, reverse_model: str | Path, allow_mismatch: bool = False) -> None:
+
+def check_other_direction(
+    model: str | Path,
+    reverse_model: str | Path,
+    languages: Languages = (None, None),
+    reverse_source_prefix: str | None = None,
+    allow_mismatch: bool = False,
+) -> None:
     """Raise a UserError if a reverse model is the model itself, or was trained on the same direction.
 
-    Do not call it if languages or a prefix select the direction of a multilingual model, which can be both.
+    With languages or a prefix, which select the direction of a multilingual model, one model can be both.
 
     Args:
         model: folder, or name on the Hub, of the model from source to target.
         reverse_model: the same for the model from target to source.
+        languages: the languages of the model.
+        reverse_source_prefix: the prefix of the reverse model, if one is given.
         allow_mismatch: accept models that were trained from and to columns of the same names.
     """
+    if any(languages) or reverse_source_prefix is not None:
+        return
     if Path(reverse_model).resolve() == Path(model).resolve():
         raise UserError(
             f"the model and the reverse_model are both {model}, which reads one direction only; give a model "
@@ -31,6 +45,46 @@ def check_other_direction(model: str | Path, reverse_model: str | Path, allow_mi
             f"{source!r} to {target!r}; give a reverse model that was trained with --source_field {target} "
             f"--target_field {source}, or --allow_mismatch if the columns held other languages"
         )
+
+
+def exchanged_languages(
+    languages: Languages, tokenizers: Tokenizers, reverse_tokenizers: Tokenizers
+) -> Languages:
+    """Return the languages of a reverse model: those that are given, exchanged if both models mark languages.
+
+    Args:
+        languages: the languages that are given for the model from source to target. If only one is given, the
+            other one is that of its tokenizers. Without any, each model keeps those of its own tokenizers.
+        tokenizers: of the model from source to target.
+        reverse_tokenizers: of the model from target to source.
+
+    Raises:
+        UserError: only one language is given, and the tokenizers do not name the other one; or none is given,
+            and both models have tokenizers for the same direction.
+    """
+    if not all(map(marks_languages, (*tokenizers, *reverse_tokenizers))):
+        return None, None
+    saved, of_reverse = _saved_languages(tokenizers), _saved_languages(reverse_tokenizers)
+    if not any(languages):
+        if saved == of_reverse and saved[0] != saved[1]:
+            raise UserError(
+                f"the tokenizers of the model and of the reverse_model are for {saved[0]} to {saved[1]}; "
+                "give source_language and target_language, which are exchanged for the reverse_model"
+            )
+        return None, None
+    source, target = (given or known for given, known in zip(languages, saved, strict=True))
+    for option, language in {"source_language": source, "target_language": target}.items():
+        if language is None:
+            raise UserError(
+                f"the reverse_model needs both languages, and the tokenizer of the model has no {option}; "
+                "give it too"
+            )
+    return target, source
+
+
+def _saved_languages(tokenizers: Tokenizers) -> Languages:
+    source, target = cast(Any, tokenizers)
+    return source.src_lang, target.tgt_lang
 
 
 def _trained_direction(model: str | Path) -> tuple[str, str] | None:

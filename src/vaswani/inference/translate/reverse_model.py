@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from transformers import AutoModelForSeq2SeqLM
 
-from vaswani.data.text_codec import Tokenizers, marks_languages
+from vaswani.data.text_codec import Tokenizers
 from vaswani.errors import UserError
-from vaswani.inference.directions import check_other_direction
+from vaswani.inference.directions import Languages, check_other_direction, exchanged_languages
 from vaswani.inference.loading import LoadOptions, load_for_torch
 from vaswani.inference.score.scorer import Scorer, kind_of_checkpoint
 
@@ -32,9 +32,8 @@ def check_reverse_model(
         load: how to load the models.
         options: options of the `Translator`.
     """
-    if source_prefix is None and not options.get("source_language") and not options.get("target_language"):
-        for name in names:
-            check_other_direction(name, reverse, load.allow_mismatch)
+    for name in names:
+        check_other_direction(name, reverse, _languages(options), source_prefix, load.allow_mismatch)
     if (kind := kind_of_checkpoint(reverse)) != "seq2seq":
         raise UserError(f"reverse_model={reverse} is a {kind} language model; expected an encoder-decoder")
 
@@ -59,8 +58,16 @@ def load_reverse_model(
     model, *turned = load_for_torch(reverse, replace(load, revision=None), AutoModelForSeq2SeqLM)
     names = "length_penalty", "max_tokens_per_batch"
     common: dict[str, Any] = {name: options[name] for name in names if name in options}
-    source, target = options.get("source_language"), options.get("target_language")
-    if (source or target) and all(map(marks_languages, (*tokenizers, *turned))):
-        common["source_language"] = target or cast(Any, tokenizers[1]).tgt_lang
-        common["target_language"] = source or cast(Any, tokenizers[0]).src_lang
-    return Scorer(model, *turned, source_prefix=source_prefix, **common)
+    source, target = exchanged_languages(_languages(options), tokenizers, (turned[0], turned[1]))
+    return Scorer(
+        model,
+        *turned,
+        source_prefix=source_prefix,
+        source_language=source,
+        target_language=target,
+        **common,
+    )
+
+
+def _languages(options: Mapping[str, Any]) -> Languages:
+    return options.get("source_language"), options.get("target_language")
