@@ -231,6 +231,30 @@ def test_a_reverse_model_ranks(model: Path, corpus: list[Path], tmp_path: Path, 
         assert message in errors
 
 
+def test_one_sample_cannot_be_ranked(
+    model: Path, corpus: list[Path], tmp_path: Path, capfd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error comes before a model is loaded."""
+    monkeypatch.setattr("vaswani.inference.loading.load_checkpoint", None)
+    of_translate, sampling = ["--model", model, "--input", corpus[1]], ["--temperature", "1"]
+    both = ["compare", model, tmp_path, "--data", corpus[1], "--target_file", corpus[2]]
+    (tmp_path / "config.json").write_text((model / "config.json").read_text())
+    beams, raised = "search with num_beams in place of temperature", "raise n_best"
+    for command, message in (
+        (["translate", *of_translate, *sampling, "--mbr_metric", "chrf"], f"n_best=1; {raised}"),
+        (["translate", *of_translate, *sampling, "--coverage_penalty", "1"], f"n_best=1; {raised}"),
+        (["translate", *of_translate, "--n_best", "5"], "n_best=5 is more than num_beams=4; raise num_beams"),
+        (
+            ["evaluate", "--model", model, "--data", *corpus[1:], *sampling, "--reverse_model", model],
+            f"ranks the samples of a sentence, and n_best=1; {beams}, or leave it out",
+        ),
+        ([*both, *sampling, "--mbr_metric", "bleu"], f"n_best=1; {beams}"),
+    ):
+        status, _, errors = outcome(capfd, *command)
+        assert (status, errors.count("\n")) == (2, 1), errors
+        assert message in errors
+
+
 @pytest.mark.parametrize(
     "flags",
     [

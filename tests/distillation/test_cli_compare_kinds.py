@@ -25,11 +25,13 @@ from toy_labels import (
 )
 from toy_questions import toy_questions
 from toy_texts import toy_documents
-from toy_translation import save_toy_checkpoint
+from toy_translation import save_toy_checkpoint, save_toy_reverse_checkpoint
+from toy_translation import toy_rows as toy_pairs
 from vaswani.cli import run
 from vaswani.distillation import stack_report
 from vaswani.files.run_files import SETTINGS_FILE
 from vaswani.inference.classify.classification import Classifier
+from vaswani.inference.translate import reverse_model
 
 LABELS = ("classification", "multi_label", "regression", "tagging")
 # The metric of the conclusions; another one that can be chosen, and one that cannot.
@@ -220,6 +222,33 @@ def test_models_of_other_tasks_are_refused_before_any_work(
     status, _, errors = outcome(capfd, "compare", *places, "--data", "dates")
     assert status == 2
     assert "is an encoder-decoder (summarization); compare models of one task, or give --metric" in errors
+
+
+def test_a_reverse_model_is_loaded_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = [save_toy_checkpoint(tmp_path / name) for name in ("first", "second")]
+    reverse = save_toy_reverse_checkpoint(tmp_path / "reverse")
+    rows = [{"source": source, "target": target} for source, target in toy_pairs(6, seed=-3)]
+    data = write_jsonl(tmp_path / "rows.jsonl", rows)
+    flags = ["--data", data, "--device", "cpu", "--num_beams", 3, "--reverse_model", reverse]
+    loaded = []
+    load = reverse_model.load_for_torch
+    monkeypatch.setattr(
+        reverse_model, "load_for_torch", lambda *given: loaded.append(given[0]) or load(*given)
+    )
+    assert outcome(capfd, "compare", *places, *flags, "--output", tmp_path)[0] == 0
+    assert loaded == [str(reverse)]
+    record = json.loads((tmp_path / "report.json").read_text())
+    assert record["search"]["reverse_model"] == "reverse"
+    found = json.loads(outcome(capfd, "evaluate", "--model", places[1], *flags, "--json")[1].splitlines()[-1])
+    for one in record["models"]:
+        assert one["scores"]["bleu"]["value"] == pytest.approx(found["bleu"])
+    (places[1] / SETTINGS_FILE).write_text("source_field: en\ntarget_field: de\n")
+    (reverse / SETTINGS_FILE).write_text("source_field: en\ntarget_field: de\n")
+    status, _, errors = outcome(capfd, "compare", *places, *flags, "--output", tmp_path)
+    assert status == 2
+    assert "were both trained from the column 'en' to 'de'" in errors
 
 
 def test_rows_that_a_tagger_cannot_read_in_full_are_left_out_for_all(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vaswani.cli.evaluation import (
+    REMEDY,
     EvaluationRequest,
     how_to_evaluate_texts,
     load_answerer,
@@ -151,11 +152,15 @@ def compare_translators(request: ComparisonRequest) -> "Comparison":
     from vaswani.distillation.comparison import compare, load_candidates, sentences_to_decode
     from vaswani.evaluation.text_metrics import METRICS_OF_TASK, check_task, task_of_metric
     from vaswani.files.run_settings import read_settings
+    from vaswani.inference.translate.translation import check_search
 
     trained, metric = request.trained, request.metric or next(iter(METRICS_OF_TASK[request.task]))
     check_task(task_of_metric(metric))
     check_columns(trained.files, trained.fields)
     search = {name: value for name, value in trained.options.items() if name in TRANSLATOR_DEFAULTS}
+    check_search(search, n_best=1, remedy=REMEDY)
+    if search["reverse_model"] is not None:
+        search |= _loaded_reverse_model(request.models, search)
     first, *others = load_candidates(request.models, **search)
     baseline = others.pop() if request.has_baseline else None
     split, rows = trained.load_rows(load_corpus, CorpusSpec, read_settings(trained.folder))
@@ -170,6 +175,22 @@ def compare_translators(request: ComparisonRequest) -> "Comparison":
             progress=bar.update,
             is_distillation=request.is_distillation,
         )
+
+
+def _loaded_reverse_model(models: Sequence[str], search: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a search that name a reverse model with the model, loaded once for all models."""
+    from vaswani.data.tokenization import load_tokenizers
+    from vaswani.hub.checkpoint import local_folder
+    from vaswani.inference.loading import LoadOptions
+    from vaswani.inference.translate.reverse_model import check_reverse_model, load_reverse_model
+
+    names = "device", "dtype", "quantization", "allow_mismatch"
+    load = LoadOptions(**{name: search[name] for name in names})
+    which = search["reverse_model"], search["reverse_source_prefix"]
+    check_reverse_model(models, *which, load, search)
+    tokenizers = load_tokenizers(local_folder(models[0], weights=False))
+    scorer = load_reverse_model(*which, tokenizers, load, search)
+    return {"reverse_model": scorer, "reverse_source_prefix": None}
 
 
 def compare_others(request: ComparisonRequest) -> "StackComparison":

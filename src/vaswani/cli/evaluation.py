@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 QUESTION_ANSWERING = "question_answering"  # the task in the settings of a training
+REMEDY = "search with num_beams in place of temperature"  # for an option that ranks several samples
 LOADING = (*ENGINE_OPTIONS, "max_tokens_per_batch", "revision", "device", "allow_mismatch")
 
 
@@ -251,14 +252,15 @@ def _evaluate_pairs(request: EvaluationRequest) -> EvaluationOutcome:
     from vaswani.evaluation.text_metrics import METRICS_OF_TASK, check_task, score_texts
     from vaswani.evaluation.translator import evaluate as evaluate_translator
     from vaswani.inference.translate.files import as_text
-    from vaswani.inference.translate.translation import Translator
+    from vaswani.inference.translate.translation import Translator, check_search
 
     check_columns(request.files, request.fields)
     trained = request.training_settings(*METRICS_OF_TASK)
     task = request.options["task"] or trained.get("task", "translation")
     check_task(task)
-    split, rows = request.load_rows(load_corpus, CorpusSpec, trained)
     options = _as_in_training(request.options, trained)
+    check_search(options, n_best=1, remedy=REMEDY)
+    split, rows = request.load_rows(load_corpus, CorpusSpec, trained)
     translator = Translator.from_pretrained(request.models, **options)
     scorers = partial(score_texts, task=task), partial(resampled_scores, task=task)
     with progress_bar(len(rows), " rows") as bar:

@@ -290,8 +290,9 @@ def _translate(job: _Job, models: list[str], **options: Any) -> "LineReport":
         check_kind(models[0], "AutoModelForSeq2SeqLM")
     with job.texts() as texts:
         from vaswani.inference.translate.phrases import check_prefix
-        from vaswani.inference.translate.translation import Translator
+        from vaswani.inference.translate.translation import Translator, check_search
 
+        check_search(options, None if job.stream else job.n_best or 1)
         if job.prefix is not None:
             check_prefix(job.prefix, options["banned_phrases"] or ())
         job.check_lines(texts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +71,28 @@ def check_reranking(
         raise UserError(
             f"mbr_metric={mbr_metric} and coverage_penalty={beta} both rank the hypotheses; leave one out"
         )
+
+
+def check_n_best(
+    n_best: int, search: SearchOptions, rankings: Mapping[str, Any], remedy: str = "raise n_best"
+) -> None:
+    """Raise a UserError unless a search, or sampling, can return and rank a number of hypotheses.
+
+    Args:
+        n_best: the number of hypotheses of each sentence.
+        search: the options of the search.
+        rankings: the options of a `Reranking`; those that are not given are None.
+        remedy: what to do if the only sample of a sentence would be ranked.
+    """
+    if search.sampling is None:
+        if n_best > (beams := search.num_beams):
+            raise UserError(f"n_best={n_best} is more than num_beams={beams}; raise num_beams")
+        return
+    for name, value in {**rankings, "coverage_penalty": search.coverage_penalty}.items():
+        if value and n_best == 1:
+            raise UserError(
+                f"{name}={value} ranks the samples of a sentence, and n_best=1; {remedy}, or leave it out"
+            )
 
 
 def reranking_of(

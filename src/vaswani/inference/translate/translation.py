@@ -14,7 +14,7 @@ rounding, and hypotheses with scores that differ by rounding may swap.)
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -40,7 +40,7 @@ from vaswani.inference.translate.engines import (
 )
 from vaswani.inference.translate.lengths import TargetLengths
 from vaswani.inference.translate.phrases import Line, banned_spellings, check_phrases, prefix_tokens
-from vaswani.inference.translate.reranking import check_reranking, reranking_of
+from vaswani.inference.translate.reranking import check_n_best, check_reranking, reranking_of
 from vaswani.inference.translate.results import Translation
 from vaswani.inference.translate.reverse_model import check_reverse_model, load_reverse_model
 from vaswani.inference.translate.row_search import Request, Row, RowSearch
@@ -201,8 +201,7 @@ class Translator:
                 of the same direction.
         """
         # These raise before a model is loaded.
-        _, search = _lengths_and_search(options, others=True)
-        check_reranking(search, options.get("mbr_metric"), reverse_model, options.get("reverse_weight"))
+        check_search({**options, "reverse_model": reverse_model})
         if reverse_source_prefix is not None and not isinstance(reverse_model, str | Path):
             raise UserError(
                 f"reverse_source_prefix={reverse_source_prefix!r} is for a reverse_model to load; name "
@@ -295,15 +294,7 @@ class Translator:
         """
         check_several(sentences.sentence if isinstance(sentences, Line) else sentences, "sentences")
         check_positive(n_best=n_best, buffer_size=buffer_size)
-        if self.options.sampling is None and n_best > (beams := self.options.num_beams):
-            raise UserError(f"n_best={n_best} is more than num_beams={beams}; raise num_beams")
-        ranks = {**self.reranking_options, "coverage_penalty": self.options.coverage_penalty}
-        for name, value in ranks.items():
-            if value and n_best == 1 and self.options.sampling is not None:
-                raise UserError(
-                    f"{name}={value} ranks the samples of a sentence, and n_best=1; raise n_best, or leave "
-                    "it out"
-                )
+        check_n_best(n_best, self.options, self.reranking_options)
         lines = _lines(checked(sentences, (str, Line)), prefixes, required)
         done = progress or (lambda count: None)
         return self._translate_buffers(buffers(lines, buffer_size), Request(n_best, with_scores), done)
@@ -428,6 +419,21 @@ class Translator:
         return dict(zip(rows, self.sides.encode_sources([lines[row].sentence for row in rows]), strict=True))
 
 
+def check_search(options: Mapping[str, Any], n_best: int | None = None, remedy: str = "raise n_best") -> None:
+    """Raise a UserError if the options of a search contradict each other, before a model is loaded.
+
+    Args:
+        options: options of `Translator.from_pretrained`.
+        n_best: number of hypotheses of each sentence that will be asked for, if known.
+        remedy: see `check_n_best`.
+    """
+    _, search = _lengths_and_search(options, others=True)
+    mbr_metric, reverse_model = options.get("mbr_metric"), options.get("reverse_model")
+    check_reranking(search, mbr_metric, reverse_model, options.get("reverse_weight"))
+    if n_best is not None:
+        check_n_best(n_best, search, {"reverse_model": reverse_model, "mbr_metric": mbr_metric}, remedy)
+
+
 def _lines(
     sentences: Iterable[str | Line],
     prefixes: Iterable[str] | None,
@@ -453,7 +459,9 @@ def _lines(
         yield line
 
 
-def _lengths_and_search(options: dict[str, Any], others: bool = False) -> tuple[TargetLengths, SearchOptions]:
+def _lengths_and_search(
+    options: Mapping[str, Any], others: bool = False
+) -> tuple[TargetLengths, SearchOptions]:
     """Split options into those of lengths and of the search; with `others`, ignore all other options."""
     names = {field.name for field in fields(TargetLengths)}
     lengths = {name: value for name, value in options.items() if name in names}
