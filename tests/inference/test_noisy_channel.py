@@ -262,10 +262,12 @@ def test_languages_that_are_not_known_are_an_error(tmp_path: Path) -> None:
         exchanged_languages((None, None), forward, forward)
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "tgt_lang": None}))
+    without = load_tokenizers(folder)
+    assert exchanged_languages((None, None), without, without) == (None, None)  # the models choose
     with pytest.raises(
         UserError, match="needs both languages, and the tokenizer of the model has no target_"
     ):
-        exchanged_languages(("fr", None), load_tokenizers(folder), turned)
+        exchanged_languages(("fr", None), without, turned)
 
 
 def test_a_scorer_is_taken_as_it_is(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def exchanged_languages(
         return None, None
     saved, of_reverse = _saved_languages(tokenizers), _saved_languages(reverse_tokenizers)
     if not any(languages):
-        if saved == of_reverse and saved[0] != saved[1]:
+        if saved == of_reverse and all(saved) and saved[0] != saved[1]:
             raise UserError(
                 f"the tokenizers of the model and of the reverse_model are for {saved[0]} to {saved[1]}; "
                 "give source_language and target_language, which are exchanged for the reverse_model"
