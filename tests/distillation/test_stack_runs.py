@@ -15,6 +15,7 @@ from transformers import (
     AlbertForMaskedLM,
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
+    GenerationConfig,
     LlamaConfig,
     LlamaForSequenceClassification,
 )
@@ -194,16 +195,21 @@ def test_a_causal_student_learns_its_teachers_texts_alone(
     lengths = [len(ids) for ids in encoded_texts(texts["train_file"], tmp_path / "run")]
     kept = sum(length <= 10 for length in lengths)
     assert 0 < kept < len(lengths)
-    told = f"the teacher continues {len(lengths) - kept} of {len(lengths)} texts; {kept} have no more than 10"
-    assert told in capsys.readouterr().out
+    told = f"the teacher continues {len(lengths) - kept} of {len(lengths)} texts"
     with (tmp_path / "cache" / "texts" / "shard-000000").open() as shard:
         written = [json.loads(line) for line in list(shard)[1:]]
     assert [text is None for text in written] == [length <= 10 for length in lengths]
+    ended = sum(text[1] for text in written if text is not None)
+    printed = capsys.readouterr().out
+    assert f"train: {told}, and ends {ended} of them; {kept} have no more than 10" in printed
+    assert f"tokens ({told})" in json.loads((tmp_path / "run" / "corpus.json").read_text())["rows"]["train"]
     assert "soft_target_loss" not in (tmp_path / "run" / "trainer_state.json").read_text()
     baselines = [
         load_file(tmp_path / run / "baseline" / "model.safetensors") for run in ("references", "run")
     ]
     assert all(torch.equal(baselines[0][name], baselines[1][name]) for name in baselines[0])
+    for folder in (tmp_path / "run", tmp_path / "run" / "baseline"):  # of the teacher's layers, and new
+        assert GenerationConfig.from_pretrained(folder).max_length == RUN["max_length"]
     resumes_to_the_same_bits(tmp_path / "run", **{**options, "teacher_cache": tmp_path / "another"})
 
 
@@ -351,6 +357,8 @@ def test_unlabelled_texts_that_are_left_out_or_cut_are_reported(
     options = {"task": "classification", "teacher": teacher, "dataset": rows, "unlabelled_file": file}
     distill(config_for(tmp_path / "run", **options, baseline=False, max_steps=1))
     assert "unlabelled: kept 2 of 4 rows, 1 of them cut off; left out: 2 empty\n" in capsys.readouterr().out
+    counts = json.loads((tmp_path / "run" / "corpus.json").read_text())["rows"]["train"]
+    assert counts.endswith(", and 2 texts without labels")
 
 
 def test_a_resumed_run_finds_its_unlabelled_texts_again(

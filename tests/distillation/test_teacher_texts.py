@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -13,11 +14,12 @@ from datasets import Dataset
 
 from toy_texts import toy_documents
 from vaswani import VaswaniDecoderConfig, VaswaniForCausalLM
-from vaswani.data.text.sequences import boundary_token_ids
+from vaswani.data.text.sequences import DocumentParts, PackedBlocks, boundary_token_ids, make_sequences
 from vaswani.data.tokenization import train_tokenizer
 from vaswani.distillation.output_cache import OutputCache
 from vaswani.distillation.teacher_texts import (
     ContinuationSettings,
+    TeacherText,
     continue_texts,
     read_texts,
     store_texts,
@@ -51,13 +53,16 @@ def token_ids(text: str) -> list[int]:
 
 
 @torch.no_grad()
-def slowly(author: LanguageModel, text: str, number: int, writing: ContinuationSettings) -> str | None:
+def slowly(
+    author: LanguageModel, text: str, number: int, writing: ContinuationSettings
+) -> TeacherText | None:
     """One text by itself, token by token, without a cache."""
     text_ids = token_ids(text)[: writing.most_tokens]
     if len(text_ids) <= writing.prompt_tokens:
         return None
     written = [BEGIN, *text_ids[: writing.prompt_tokens]]
     random = np.random.default_rng((writing.seed, number))
+    complete = False
     while len(written) <= len(text_ids):
         logits = author.model(torch.tensor([written])).logits[0, -1].double().numpy()
         chosen = logits.argmax()
@@ -67,10 +72,11 @@ def slowly(author: LanguageModel, text: str, number: int, writing: ContinuationS
             before = np.cumsum(chances[order]) - chances[order]  # of the likelier tokens
             chances[order[before >= writing.top_p * chances.sum()]] = 0
             chosen = np.searchsorted(np.cumsum(chances), random.random() * chances.sum(), side="right")
-        if chosen == END:
+        if complete := chosen == END:
             break
         written.append(int(chosen))
-    return TOKENIZER.decode(written, skip_special_tokens=True)
+    text = TOKENIZER.decode(written, skip_special_tokens=True)
+    return TeacherText(text if complete else text.rstrip("\ufffd"), bool(complete))
 
 
 @pytest.mark.parametrize("max_tokens_per_batch", [1, 60, 10_000])
@@ -96,7 +102,9 @@ def test_greedy_texts_are_those_of_generate() -> None:
             continue
         prompt = torch.tensor([[BEGIN, *text_ids[: GREEDY.prompt_tokens]]])
         expected = author.model.generate(prompt, max_length=len(text_ids) + 1, do_sample=False)
-        assert found == TOKENIZER.decode(expected[0], skip_special_tokens=True)
+        assert found.complete == (END in expected[0])
+        text = TOKENIZER.decode(expected[0], skip_special_tokens=True)
+        assert found.text == (text if found.complete else text.rstrip("\ufffd"))
 
 
 def test_a_text_depends_on_its_number_and_not_on_its_neighbours() -> None:
@@ -143,7 +151,16 @@ def test_multi_byte_characters_survive_the_end_of_the_prompt() -> None:
 
     with patch.object(author, "continue_drafts", rest):
         for count in range(len(token_ids(text))):
-            assert continue_texts(author, [text], [0], ContinuationSettings(count, 99)) == [text]
+            assert continue_texts(author, [text], [0], ContinuationSettings(count, 99)) == [(text, False)]
+
+
+def test_a_text_that_is_cut_within_a_character_ends_before_it() -> None:
+    author, first = toy_author(), token_ids("“")[0]
+    for new, expected in (((first,), ("The", False)), ((), ("The", True))):
+        with patch.object(author, "continue_drafts", return_value=[new]):
+            prompt_tokens = len(token_ids("The"))
+            settings = ContinuationSettings(prompt_tokens, prompt_tokens + 1)
+            assert continue_texts(author, ["The dog ran home"], [0], settings) == [expected]
 
 
 # The cache.
@@ -185,8 +202,21 @@ def test_texts_of_other_options_are_not_mixed(tmp_path: Path) -> None:
 
 def test_rows_take_the_teachers_texts_or_keep_both() -> None:
     rows = Dataset.from_dict({"text": ["a", "", "c"]})
-    replaced = with_teacher_texts(rows, ["A", None, "C"], keep_references=False)
-    assert (replaced.rows["text"][:], replaced.num_lacking) == (["A", "", "C"], 1)
-    both = with_teacher_texts(rows, ["A", None, "C"], keep_references=True)
-    assert (both.rows["text"][:], both.num_lacking) == (["a", "", "c", "A", "C"], 1)
-    assert both.rows.features == rows.features
+    texts = [TeacherText("A", True), None, TeacherText("C", False)]
+    replaced = with_teacher_texts(rows, texts, keep_references=False)
+    assert replaced.rows.to_dict() == {"text": ["A", "", "C"], "complete": [True, True, False]}
+    assert replaced.num_lacking == 1
+    both = with_teacher_texts(rows, texts, keep_references=True)
+    expected = {"text": ["a", "", "c", "A", "C"], "complete": [True, True, True, True, False]}
+    assert (both.rows.to_dict(), both.num_lacking) == (expected, 1)
+    assert both.rows.features["text"] == rows.features["text"]
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_only_texts_that_the_teacher_ended_have_an_end_token(pack: bool) -> None:
+    texts = [TeacherText("The dog", True), TeacherText("The hedgehog", False), TeacherText("The cat", False)]
+    rows = with_teacher_texts(Dataset.from_dict({"text": [""] * 3}), texts, keep_references=False).rows
+    builder = PackedBlocks(99) if pack else DocumentParts(99)
+    parts = [[BEGIN, *token_ids(text), *[END] * complete] for text, complete in texts]
+    expected = [list(chain(*parts))] if pack else parts
+    assert make_sequences(rows, TOKENIZER, builder)["input_ids"][:] == expected

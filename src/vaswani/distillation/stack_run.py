@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from vaswani.data.collation import IGNORED_LABEL
 from vaswani.data.given_tokenizers import prepare_for_classification
 from vaswani.data.labels.labelled_tokens import tokenize_labelled
 from vaswani.data.sources.corpus import Corpus, load_unlabelled
-from vaswani.data.sources.row_report import RowReport
 from vaswani.distillation.arguments import FROM_TEACHER, RANDOM
 from vaswani.distillation.baseline import BASELINE, train_unless_done, training_of_baseline
 from vaswani.distillation.fingerprints import fingerprint_model, fingerprint_rows
@@ -318,6 +318,7 @@ class CausalLMDistillation(LanguageModelRun, CausalLMRun):
     """A distillation of a causal language model."""
 
     config: CausalDistillationConfig
+    teaching: str = ""  # how many texts the teacher continues
 
     def check(self) -> None:
         """Raise `UserError` for what would fail only later."""
@@ -342,6 +343,12 @@ class CausalLMDistillation(LanguageModelRun, CausalLMRun):
             )
         if options.teacher_cache is not None:
             check_writable(Path(options.teacher_cache), "teacher_cache")
+
+    def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
+        """The student; as in `CausalLMRun`, its `generate` stops at `max_length` by default."""
+        model = super().build_model(tokenizers)
+        model.generation_config.max_length = self.config.data.max_length
+        return model
 
     @property
     def _max_text_tokens(self) -> int:
@@ -369,13 +376,23 @@ class CausalLMDistillation(LanguageModelRun, CausalLMRun):
         with progress_of_rows(len(rows), "The teacher writes") as progress:
             store_texts(cache, teacher, rows["text"], settings, progress=progress.update)
         PartialState().wait_for_everyone()
-        taught, kept = with_teacher_texts(rows, read_texts(cache), keep_references=options.targets == "both")
-        PartialState().print(
-            f"train: the teacher continues {len(rows) - kept:,} of {len(rows):,} texts"
-            + (f"; {kept:,} have no more than {options.prompt_tokens} tokens and stay" if kept else ""),
-            flush=True,
-        )
-        corpus.splits["train"], corpus.reports["train"] = taught, RowReport(kept=len(taught))
+        texts = read_texts(cache)
+        taught, kept = with_teacher_texts(rows, texts, keep_references=options.targets == "both")
+        cut = sum(not text.complete for text in texts if text is not None)
+        self.teaching = f"the teacher continues {len(rows) - kept:,} of {len(rows):,} texts"
+        counts = f"train: {self.teaching}, and ends {len(rows) - kept - cut:,} of them"
+        if kept:
+            counts += f"; {kept:,} have no more than {options.prompt_tokens} tokens and stay"
+        if kept == len(rows):
+            raise UserError(f"{counts}; lower prompt_tokens, or set targets to references")
+        PartialState().print(counts, flush=True)
+        corpus.splits["train"] = taught
+        corpus.reports["train"] = replace(corpus.reports["train"], kept=len(taught))
+
+    def describe_used_rows(self, split: str, rows: Dataset, kept: int) -> str:
+        """As in `PretrainingRun`, with the number of texts that the teacher continues."""
+        used = super().describe_used_rows(split, rows, kept)
+        return f"{used} ({self.teaching})" if split == "train" and self.teaching else used
 
 
 # ------------------------------------------------------------------------------------------- models of a task
@@ -474,6 +491,12 @@ class TaskRun(StackDistillation, FinetuningRun):
             rows = self._unlabelled(self.unlabelled, labelled, tokenizers)
             splits["train"] = concatenate_datasets([labelled, rows])
         return splits
+
+    def describe_used_rows(self, split: str, rows: Dataset, kept: int) -> str:
+        """As in `FinetuningRun`, with the number of unlabelled texts."""
+        used = super().describe_used_rows(split, rows, kept)
+        unlabelled = len(rows) - kept if split == "train" and self.unlabelled else 0
+        return f"{used}, and {unlabelled:,} texts without labels" if unlabelled else used
 
     def _unlabelled(self, corpus: Corpus, labelled: Dataset, tokenizers: Tokenizers) -> Dataset:
         """The unlabelled texts as rows with the columns of the labelled ones."""

@@ -5,16 +5,17 @@ The teacher continues the beginning of each text of the corpus. Tokens drawn fro
 sum over all sequences; greedy search approximates the mode, as their beam search does. MiniLLM (Gu et al.,
 2024, arXiv:2306.08543) applies this to language models as its baseline SeqKD.
 
-A continuation ends at the teacher's end token, or at the length of the text of the corpus.
+A continuation ends at the teacher's end token, or at the length of the text of the corpus. Only in the first
+case does the student learn to end there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from datasets import Dataset
+from datasets import Dataset, Features, Value
 
 from vaswani.data.text.sequences import boundary_token_ids
 from vaswani.data.text_codec import TextCodec
@@ -24,6 +25,13 @@ from vaswani.distillation.teacher_targets import TeacherRows
 from vaswani.inference.continuing import Prompt
 from vaswani.inference.generation_options import GenerationOptions
 from vaswani.inference.language_model import GREEDY, Draft, LanguageModel
+
+
+class TeacherText(NamedTuple):
+    """The beginning of a text with the teacher's continuation."""
+
+    text: str
+    complete: bool  # False if the continuation was cut off at the length of the text
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,7 @@ class ContinuationSettings:
             "begin_token_id": boundary_token_ids(tokenizer)[0],
             "tokenizer": fingerprint_tokenizer(tokenizer),
             "generation_config": fingerprint_config(teacher.model.generation_config),
+            "fields": list(TeacherText._fields),
         }
 
 
@@ -72,7 +81,7 @@ def continue_texts(
     numbers: Sequence[int],
     settings: ContinuationSettings,
     progress: Callable[[int], object] | None = None,
-) -> list[str | None]:
+) -> list[TeacherText | None]:
     """Return the beginning of each text with the teacher's continuation; None for a text of the prompt alone.
 
     Args:
@@ -99,7 +108,11 @@ def continue_texts(
     found = teacher.continue_drafts(list(drafts.values()), settings.options, progress=progress)
     # Decoded with the prompt: a character of several bytes may be in both.
     whole = [[*draft.prompt.token_ids, *new] for draft, new in zip(drafts.values(), found, strict=True)]
-    written = dict(zip(drafts, codec.decode(whole), strict=True))
+    complete = [len(new) < draft.max_new_tokens for draft, new in zip(drafts.values(), found, strict=True)]
+    decoded = zip(codec.decode(whole), complete, strict=True)
+    # A text may be cut off within a character of several bytes.
+    made = [TeacherText(text if done else text.rstrip("\ufffd"), done) for text, done in decoded]
+    written = dict(zip(drafts, made, strict=True))
     return [written.get(number) for number in numbers]
 
 
@@ -128,28 +141,34 @@ def store_texts(
         cache.write_lines(shard, written)
 
 
-def read_texts(cache: OutputCache) -> list[str | None]:
+def read_texts(cache: OutputCache) -> list[TeacherText | None]:
     """The teacher's texts for all rows, in order; None for texts that it did not continue.
 
     Raises:
         UserError: shards are missing or damaged.
     """
-    return list(cache.read_lines())
+    return [fields and TeacherText(*fields) for fields in cache.read_lines()]
 
 
-def with_teacher_texts(rows: Dataset, texts: Sequence[str | None], keep_references: bool) -> TeacherRows:
+def with_teacher_texts(
+    rows: Dataset, texts: Sequence[TeacherText | None], keep_references: bool
+) -> TeacherRows:
     """Replace texts by the teacher's; keep the texts that it did not continue.
 
     Args:
         rows: a column `text`; others are dropped.
         texts: the teacher's texts for all rows.
         keep_references: also keep all original texts, placed before the teacher's.
+
+    Returns:
+        Rows with the columns `text` and `complete` (see `TeacherText`); texts of the corpus are complete.
     """
-    references = list(rows["text"])
+    references = [TeacherText(text, True) for text in rows["text"]]
     if keep_references:
         taught = [*references, *(text for text in texts if text is not None)]
     else:
         pairs = zip(texts, references, strict=True)
         taught = [reference if text is None else text for text, reference in pairs]
-    made = Dataset.from_dict({"text": taught}, features=rows.select_columns("text").features)
-    return TeacherRows(made, sum(text is None for text in texts))
+    columns = {name: [getattr(text, name) for text in taught] for name in TeacherText._fields}
+    features = Features({**rows.select_columns("text").features, "complete": Value("bool")})
+    return TeacherRows(Dataset.from_dict(columns, features=features), sum(text is None for text in texts))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -52,6 +52,7 @@ class Document:
         sentence_starts: True for tokens that begin a sentence [N].
         characters: start and end of each token in the text, in characters [N, 2].
         text: text of the whole document, also in a part of it.
+        complete: False for a text that was cut off, which no end token may follow.
     """
 
     ids: Integers
@@ -59,6 +60,7 @@ class Document:
     sentence_starts: Flags
     characters: Integers
     text: str
+    complete: bool = True
 
     def end_of_part(self, start: int, max_tokens: int) -> int:
         """Return the end of a part of up to `max_tokens`: between sentences, else words, else tokens."""
@@ -140,12 +142,13 @@ class SequenceBuilder:
         """Return the columns of the sequences of a batch of documents.
 
         Args:
-            rows: the column `text`.
+            rows: the column `text` and, if some texts were cut off, `complete`.
             numbers: indices of the documents in the corpus.
             tokenizer: tokenizes the documents.
         """
-        read = zip(read_documents(rows["text"], tokenizer), numbers, strict=True)
-        full = [(document, number) for document, number in read if len(document.ids)]
+        complete = rows.get("complete", [True] * len(numbers))
+        read = zip(read_documents(rows["text"], tokenizer), complete, numbers, strict=True)
+        full = [(replace(each, complete=done), number) for each, done, number in read if len(each.ids)]
         documents, numbers = [document for document, _ in full], [number for _, number in full]
         made = list(self.sequences(documents, numbers, tokenizer)) if full else []
         columns = {name: [row[name] for row in made] for name in self.features if name != "length"}
@@ -171,19 +174,22 @@ class SequenceBuilder:
 
 @dataclass(frozen=True)
 class PackedBlocks(SequenceBuilder):
-    """Blocks of concatenated documents, each `<s> ... </s>`; no token is a label in two blocks."""
+    """Blocks of concatenated documents, each `<s> ... </s>`; no token is a label in two blocks.
+
+    A document that was cut off has no `</s>`, so that a model does not learn to end there.
+    """
 
     def sequences(
         self, documents: list[Document], numbers: list[int], tokenizer: PreTrainedTokenizerBase
     ) -> Iterator[dict[str, Any]]:
         """Yield blocks of all documents, concatenated."""
         frame = boundary_token_ids(tokenizer)
-        yield from self._blocks(np.concatenate([_framed(document.ids, *frame) for document in documents]))
+        yield from self._blocks(np.concatenate([_whole(document, *frame) for document in documents]))
 
 
 @dataclass(frozen=True)
 class DocumentParts(SequenceBuilder):
-    """Blocks of one document each."""
+    """Blocks of one document each; as in `PackedBlocks`, one that was cut off has no `</s>`."""
 
     def sequences(
         self, documents: list[Document], numbers: list[int], tokenizer: PreTrainedTokenizerBase
@@ -191,7 +197,7 @@ class DocumentParts(SequenceBuilder):
         """Yield the blocks of each document."""
         frame = boundary_token_ids(tokenizer)
         for document in documents:
-            yield from self._blocks(_framed(document.ids, *frame))
+            yield from self._blocks(_whole(document, *frame))
 
 
 @dataclass(frozen=True)
@@ -328,13 +334,20 @@ def _framed(tokens: npt.NDArray[Any], begin: int, end: int) -> npt.NDArray[Any]:
     return np.concatenate([[begin], tokens, [end]]).astype(tokens.dtype)
 
 
+def _whole(document: Document, begin: int, end: int) -> Integers:
+    """Return a document between the tokens that begin and end it; without the end if it was cut off."""
+    framed = _framed(document.ids, begin, end)
+    return framed if document.complete else framed[:-1]
+
+
 def make_sequences(
     dataset: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase, builder: SequenceBuilder
 ) -> Dataset | IterableDataset:
     """Build sequences of tokens from documents; the result is kept in the cache of `datasets`.
 
     Args:
-        dataset: documents, in the text column `text`. A stream is processed as it is read.
+        dataset: documents, in the text column `text`; the boolean column `complete`, if there is one, is
+            False for those that were cut off. A stream is processed as it is read.
         tokenizer: must have the special tokens that the builder needs (see `boundary_token_ids`).
         builder: builds the sequences.
 
