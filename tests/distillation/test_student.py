@@ -29,8 +29,14 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from toy_labels import toy_config, toy_tokenizer
 from toy_translation import save_toy_checkpoint
-from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from vaswani import (
+    VaswaniConfig,
+    VaswaniForConditionalGeneration,
+    VaswaniForMultipleChoice,
+    VaswaniForNextSentencePrediction,
+)
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.distillation.student import parse_layers, save_student, student_from_teacher
 from vaswani.errors import UserError
@@ -379,3 +385,15 @@ def test_text_that_names_no_layers(text: str) -> None:
     assert str(error.value).startswith(
         f"decoder_layers={text!r} is not a number; give so many layers (6), or"
     )
+
+
+@pytest.mark.parametrize("model_class", [VaswaniForMultipleChoice, VaswaniForNextSentencePrediction])
+def test_a_saved_student_keeps_the_head_of_its_teacher(model_class: Any, tmp_path: Path) -> None:
+    teacher = model_class(toy_config(encoder_layers=2))
+    teacher.save_pretrained(tmp_path / "teacher")
+    toy_tokenizer().save_pretrained(tmp_path / "teacher")
+    save_student(tmp_path / "teacher", tmp_path / "student", encoder_layers=1)
+    student = model_class.from_pretrained(tmp_path / "student")
+    assert student.config.architectures == [model_class.__name__]
+    weights = teacher.state_dict()
+    assert all(torch.equal(weight, weights[name]) for name, weight in student.state_dict().items())

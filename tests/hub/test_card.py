@@ -237,6 +237,8 @@ def test_missing_facts_are_reported_as_unknown() -> None:
         ({"dataset_config": "2016"}, "Data", "Name: multi30k (2016)"),
         ({"teacher": ["/home/ada/teacher"]}, "Training", "| `teacher` | teacher |"),
         ({"unlabelled_file": ["/home/ada/more.txt"]}, "Training", "| `unlabelled_file` | more.txt |"),
+        ({"targets": "both", "prompt_tokens": 7}, "Training", "| `prompt_tokens` | 7 |"),
+        ({"student_layers": "0,2"}, "Training", "| `student_layers` | 0,2 |"),
         ({"teacher_top_k": 8}, "Training", "| `teacher_top_k` | 8 |"),
         ({"soft_target_tokens": "masked"}, "Training", "| `soft_target_tokens` | masked |"),
         ({"license": None}, "Limits", "No licence is stated"),
@@ -302,6 +304,17 @@ def test_only_a_data_set_of_the_hub_is_linked() -> None:
     assert (
         name_of_data(replace(FACTS, settings={"train_file": ["/home/a.de", "/home/a.en"]})) == "a.de and a.en"
     )
+
+
+def test_sources_without_targets_name_the_data_if_there_are_no_others() -> None:
+    more = {"unlabelled_file": ["/home/ada/more.txt"], "validation_file": ["/home/ada/v.jsonl"]}
+    facts = RunMetadata(FACTS.config, 5, {"teacher": ["large"], **more}, corpus={"rows": {"train": "kept 9"}})
+    assert "It was distilled on more.txt to predict" in text_of(facts)
+    assert name_of_data(facts, "validation") == "v.jsonl"
+
+
+def test_options_of_the_teachers_texts_are_listed_only_if_they_had_an_effect() -> None:
+    assert "prompt_tokens" not in text_of(prompt_tokens=7, targets="references")
 
 
 def test_the_dates_data_set_has_a_licence_and_languages() -> None:

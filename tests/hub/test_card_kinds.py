@@ -14,10 +14,11 @@ from transformers import (
 
 import tiny_causal
 from toy_labels import save_toy_answerer, save_toy_classifier, toy_config, toy_tokenizer
-from vaswani import VaswaniConfig, VaswaniDecoderConfig, VaswaniEncoderConfig
+from vaswani import VaswaniConfig, VaswaniDecoderConfig, VaswaniEncoderConfig, VaswaniForMultipleChoice
 from vaswani.hub.card import model_card
 from vaswani.hub.plain_card import usage
-from vaswani.hub.run_metadata import RunMetadata, read_config
+from vaswani.hub.run_metadata import RunMetadata, count_parameters, read_config
+from vaswani.inference.answer.answering import QuestionAnswerer
 from vaswani.inference.classify.classification import Classifier
 from vaswani.inference.generate.generation import TextGenerator
 
@@ -206,11 +207,11 @@ def test_a_pretrained_encoder_decoder_without_scores_has_its_task_and_removed_te
 
 
 def printed_by_snippet(
-    folder: Path, capsys: pytest.CaptureFixture[str], *examples: str, **options: Any
+    folder: Path, capsys: pytest.CaptureFixture[str], *examples: str, number: int = 0, **options: Any
 ) -> str:
-    """What the code in the card of a model prints."""
+    """What the code in the card of a model prints; `number` counts the snippets of the card."""
     card = usage(read_config(folder), str(folder), *examples, **options)
-    snippet = card.split("```python")[1].split("```")[0]
+    snippet = card.split("```python")[1 + number].split("```")[0]
     capsys.readouterr()
     exec(snippet, {})
     return capsys.readouterr().out
@@ -276,13 +277,37 @@ def test_the_snippet_of_a_model_of_chats_answers_a_chat(
     assert expected.text
 
 
-def test_the_snippet_of_a_question_answerer_prints_the_answer(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("number", [0, 1])  # with the plugin and without it
+def test_the_snippets_of_a_question_answerer_print_the_answer(
+    number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = save_toy_answerer(tmp_path)
-    model = AutoModelForQuestionAnswering.from_pretrained(folder)
-    printed = printed_by_snippet(folder, capsys, "who was good", "the film was bad and ann saw rome")
-    inputs = toy_tokenizer()("who was good", "the film was bad and ann saw rome", return_tensors="pt")
-    outputs = model.eval()(**inputs)
-    start, end = outputs.start_logits.argmax(), outputs.end_logits.argmax()
-    assert printed == toy_tokenizer().decode(inputs["input_ids"][0, start : end + 1]) + "\n"
+    folder, tokenizer = save_toy_answerer(tmp_path), toy_tokenizer()
+    model = AutoModelForQuestionAnswering.from_pretrained(folder).eval()
+    answerer, differing = QuestionAnswerer.from_pretrained(folder), 0
+    words = ["the", "film", "was", "bad", "and", "ann", "saw", "rome"]
+    for turn in range(len(words)):
+        pair = "who was good", " ".join(words[turn:] + words[:turn])
+        (expected,) = answerer.answer([pair])
+        assert printed_by_snippet(folder, capsys, *pair, number=number).strip() == expected.text
+        inputs = tokenizer(*pair, return_tensors="pt")
+        outputs = model(**inputs)
+        start, end = outputs.start_logits.argmax(), outputs.end_logits.argmax()
+        differing += tokenizer.decode(inputs["input_ids"][0, start : end + 1]).strip() != expected.text
+    of_neutral = printed_by_snippet(folder, capsys, number=number).strip().lower()
+    assert of_neutral
+    assert of_neutral in "ann saw rome."
+    assert differing  # the likeliest start and end are no span of the text
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_snippet_of_a_multiple_choice_model_prints_the_probability_of_each_choice(
+    number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, tokenizer = VaswaniForMultipleChoice(toy_config(initializer_range=0.5)).eval(), toy_tokenizer()
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    printed = eval(printed_by_snippet(tmp_path, capsys, number=number))
+    inputs = tokenizer(["Ann saw"] * 2, ["Rome.", "a film."], padding=True, return_tensors="pt")
+    logits = model(**{name: values[None] for name, values in inputs.items()}).logits
+    assert printed == pytest.approx(logits[0].softmax(-1).tolist())
+    assert count_parameters(read_config(tmp_path)) == model.num_parameters()

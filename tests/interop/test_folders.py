@@ -397,7 +397,12 @@ def test_combined_from_folders(tmp_path: Path, capsys) -> None:
         tokenizer.save_pretrained(tmp_path / name)
     command = ["combine", "--encoder", str(tmp_path / "encoder"), "--decoder", str(tmp_path / "decoder")]
     assert run([*command, str(tmp_path / "both")]) == 0
-    assert f"saved {tmp_path / 'both'}" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"new and untrained: cross-attention (train it with vaswani train --model {tmp_path}" in printed
+    told = "the encoder of `encoder` and the decoder of `decoder`. **Its cross-attention is new and untrained"
+    assert told in (tmp_path / "both" / "README.md").read_text()
+    assert run(["card", "--model", str(tmp_path / "both")]) == 0
+    assert told in capsys.readouterr().out
     assert len(Translator.from_pretrained(tmp_path / "both", max_length=5)(["a b"])) == 1
     assert run([*command, str(tmp_path / "both")]) == 2
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "both")
@@ -414,6 +419,8 @@ def test_special_tokens_that_a_bert_lacks_come_from_its_tokenizer(tmp_path: Path
     convert_folder(str(tmp_path / "bert"), tmp_path / "ours")
     assert VaswaniEncoderConfig.from_pretrained(tmp_path / "ours").bos_token_id is None
     combine_folders(str(tmp_path / "ours"), None, tmp_path / "both")
+    told = "the encoder of `ours`. **Its decoder and cross-attention are new and untrained"
+    assert told in (tmp_path / "both" / "README.md").read_text()
     config = VaswaniConfig.from_pretrained(tmp_path / "both")
     assert (config.bos_token_id, config.decoder_start_token_id) == (2, 2)
     assert (config.eos_token_id, config.pad_token_id) == (3, 0)

@@ -135,7 +135,12 @@ def combine(
     begin_work()
     set_seed(seed)
     model = combine_folders(encoder, decoder, output)
-    print_line(f"saved {output}: {model.num_parameters():,} parameters")
+    halves = {"encoder": encoder, "decoder": decoder}
+    new = [*(stack for stack, given in halves.items() if given is None), "cross-attention"]
+    print_line(
+        f"saved {output}: {model.num_parameters():,} parameters; new and untrained: {', '.join(new)} "
+        f"(train it with vaswani train --model {output})"
+    )
 
 
 @app.command()

@@ -9,6 +9,7 @@ CORPUS_FILE = "corpus.json"
 EVALUATION_FILE = "evaluation.json"
 LOG_FILE = "trainer_state.json"  # `transformers.trainer.TRAINER_STATE_NAME`, which is slow to import
 AVERAGED_FILE = "averaged.json"  # the checkpoints whose weights were averaged
+COMBINED_FILE = "combined.json"  # the halves of an encoder-decoder that is not trained yet
 MANIFEST = "manifest.json"  # of a checkpoint; written last
 PASSES = "passes"  # key in this file: the number of batches of each finished pass over a stream
 

@@ -21,6 +21,7 @@ from vaswani.files.run_files import HISTORY, REPORT_PLOT
 from vaswani.hub.plain_card import (
     CARD_FILE_NAME,
     MARK,
+    NEUTRAL_QUESTION,
     architecture_table,
     card_of,
     describe,
@@ -41,10 +42,14 @@ LISTED_SETTINGS = (
     *("max_grad_norm", "optim", "adam_beta1", "adam_beta2", "adam_epsilon"),
     *("dropout", "attention_dropout", "activation_dropout", "word_dropout", "bpe_dropout"),
     *("bf16", "fp16", "seed"),
-    *("teacher", "targets", "unlabelled_file", "student", "label_weight", "soft_target_weight"),
+    *("teacher", "targets", "teacher_num_beams", "prompt_tokens", "generation_temperature"),
+    *("generation_top_p", "unlabelled_file", "student", "student_layers"),
+    *("label_weight", "soft_target_weight"),
     *("divergence", "temperature", "teacher_top_k", "soft_target_tokens"),
     *("cosine_weight", "relation_weight"),
 )
+# Of these, the ones that have no effect unless the student learns from its teacher's texts.
+OF_TEACHERS_TEXTS = ("teacher_num_beams", "prompt_tokens", "generation_temperature", "generation_top_p")
 NOT_STATED = "not stated"
 
 
@@ -235,6 +240,8 @@ def name_of_data(run: RunMetadata, split: str = "train") -> str:
     paths = settings.get(f"{split}_file") or settings.get("train_file") or []
     if settings.get("dataset"):
         paths = [settings["dataset"]]
+    if not paths and split == "train":
+        paths = settings.get("unlabelled_file") or []
     return names_of_files([Path(path).name for path in paths]) or "unrecorded data"
 
 
@@ -250,12 +257,25 @@ def _summary(run: RunMetadata) -> str:
             f"This is an adapter (LoRA) of rank {run.adapter.get('r')} for `{base}`, which it needs."
             + f" It holds {run.adapter_parameters:,} parameters." * (run.adapter_parameters > 0)
         )
+    if run.combined:
+        parts.append(_halves(run.combined))
     if run.averaged:
         names = ", ".join(f"`{name}`" for name in run.averaged)
         parts.append(f"Its weights are the mean of {len(run.averaged)} checkpoints ({names}).")
     if run.unfinished:
         parts.append(f"**Training is not finished: this is {run.unfinished}.**")
     return " ".join(parts)
+
+
+def _halves(combined: dict[str, str | None]) -> str:
+    """Name the trained halves of a combined model, and what is new in it."""
+    trained = " and ".join(f"the {stack} of `{name}`" for stack, name in combined.items() if name)
+    new = [*(stack for stack, name in combined.items() if not name), "cross-attention"]
+    are = f"{' and '.join(new)} {'is' if len(new) == 1 else 'are'}"
+    return (
+        f"It has the weights of {trained}. **Its {are} new and untrained, so that its outputs mean nothing: "
+        "train it first (`vaswani train --model`).**"
+    )
 
 
 def _training_task(run: RunMetadata) -> str:
@@ -312,7 +332,7 @@ def _usage(run: RunMetadata, repo_id: str) -> str:
     text = text if text.startswith((prefix, *tags)) else prefix + text
     text = text if "prompt" in example else _shortened(text)  # a completion follows the end of its prompt
     if _pipeline(run) == "question-answering":
-        pair = example.get("question", "Who saw Rome?"), example.get("context", "Ann saw Rome.")
+        pair = (example["question"], example["context"]) if "question" in example else NEUTRAL_QUESTION
         question, context = map(_shortened, pair)
         return usage(run.config, repo_id, question, context, adapts=_adapted(run))
     reads_pairs = run.settings.get("text_pair_field") is not None
@@ -439,6 +459,8 @@ def _in_brackets(text: str | None) -> str:
 
 def _training(run: RunMetadata) -> str:
     known = {name: run.settings.get(name) for name in LISTED_SETTINGS}
+    if run.settings.get("targets") not in ("teacher", "both"):
+        known |= dict.fromkeys(OF_TEACHERS_TEXTS)
     rows = [(f"`{name}`", _plain(value)) for name, value in known.items() if _is_set(name, value)]
     if not rows:
         return ""

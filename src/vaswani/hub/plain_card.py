@@ -208,8 +208,16 @@ _SHOWN = {
     "AutoModelForPreTraining": _BEST_WORDS.format(logits="prediction_logits"),
     "AutoModelForQuestionAnswering": (
         "outputs = model(**inputs)\n"
-        "start, end = outputs.start_logits.argmax(), outputs.end_logits.argmax()\n"
-        'print(tokenizer.decode(inputs["input_ids"][0, start : end + 1]))'
+        "# The likeliest span of the second text:\n"
+        "places = [place for place, part in enumerate(inputs.sequence_ids()) if part == 1]\n"
+        "starts = outputs.start_logits[0, places].softmax(-1)\n"
+        "ends = outputs.end_logits[0, places].softmax(-1)\n"
+        "start, end = divmod(int(starts.outer(ends).triu().argmax()), len(places))\n"
+        'print(tokenizer.decode(inputs["input_ids"][0, places[start : end + 1]]))'
+    ),
+    "AutoModelForMultipleChoice": (
+        "choices = {name: values[None] for name, values in inputs.items()}\n"
+        "print(model(**choices).logits[0].softmax(-1).tolist())"
     ),
     "AutoModelForTokenClassification": (
         'tokens = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0])\n'
@@ -217,6 +225,17 @@ _SHOWN = {
         "print([(token, model.config.id2label[label]) for token, label in zip(tokens, labels)])"
     ),
 }
+# A snippet for a model that answers questions, of texts of any length.
+_ANSWERING = (
+    "```python\n"
+    "import vaswani\n\n"
+    "answerer = vaswani.QuestionAnswerer.from_pretrained({place})\n"
+    "(answer,) = answerer.answer([({pair})])\n"
+    "print(answer.text)\n"
+    "```"
+)
+# The arguments of the tokenizer for a model that chooses one of several continuations of a text.
+_CHOICES = '["Ann saw"] * 2, ["Rome.", "a film."], padding=True'
 # The text of a snippet for a model that fills in words; only its tokenizer knows the mask.
 _MASKED_TEXT = 'f"The {tokenizer.mask_token} is good."'
 # The lines of a snippet for a model that answers chats; only its tokenizer knows the template.
@@ -260,6 +279,7 @@ _EXAMPLES = {
     "AutoModelForSequenceClassification": "A text to classify.",
     "AutoModelForTokenClassification": "Words to tag.",
 }
+NEUTRAL_QUESTION = ("Who saw Rome?", "Ann saw Rome.")  # for models that answer questions
 
 
 def neutral_example(config: PreTrainedConfig) -> str:
@@ -292,6 +312,9 @@ def usage(
         is_chat: whether the model answers chats, which the tokenizer's template renders.
     """
     auto_class = _auto_class(config)
+    answers = auto_class == "AutoModelForQuestionAnswering"
+    if answers and second_example is None:
+        example, second_example = NEUTRAL_QUESTION
     decoder = "tokenizer" if target_tokenizer is None else "target_tokenizer"
     examples = [example or neutral_example(config), *([] if second_example is None else [second_example])]
     texts = ", ".join(f"[{json.dumps(text, ensure_ascii=False)}]" for text in examples)
@@ -299,6 +322,8 @@ def usage(
         text_code = _MASKED_TEXT
     if text_code is not None:
         texts = f"[{text_code}]"
+    if auto_class == "AutoModelForMultipleChoice":
+        texts = _CHOICES
     inputs = _CHAT_INPUTS if is_chat else f'inputs = tokenizer({texts}, return_tensors="pt")'
     run = _running(auto_class, config, decoder)
 
@@ -326,9 +351,13 @@ def usage(
 
     if not isinstance(config, VaswaniFamilyConfig):
         return snippet()
+    with_plugin = snippet(first_line="import vaswani\n")
+    if answers and adapts is None:
+        pair = ", ".join(json.dumps(text, ensure_ascii=False) for text in examples)
+        with_plugin = _ANSWERING.format(place=json.dumps(repo_id), pair=pair)
     parts = [
         "With the plugin:",
-        snippet(first_line="import vaswani\n"),
+        with_plugin,
         "Without the plugin, pass `trust_remote_code=True`. This runs the code in this repository on your "
         'machine: read it first, and pin the revision that you have read (`revision="..."`):',
         snippet(options=", trust_remote_code=True"),

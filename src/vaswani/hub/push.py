@@ -22,6 +22,7 @@ from vaswani.files.run_files import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     AVERAGED_FILE,
+    COMBINED_FILE,
     CORPUS_FILE,
     EVALUATION_FILE,
     REPORT_PLOT,
@@ -52,7 +53,7 @@ PUSHED = ("generation_config.json", REPORT_PLOT, *WEIGHTS, *ADAPTERS, *TOKENIZER
 # Files from which the pushed configuration and card are made.
 _READ = (
     *("config.json", CARD_FILE_NAME, SETTINGS_FILE, CORPUS_FILE, EVALUATION_FILE, AVERAGED_FILE),
-    REPORT_TEXT,
+    *(COMBINED_FILE, REPORT_TEXT),
 )
 
 

@@ -20,6 +20,7 @@ from vaswani.files.run_files import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     AVERAGED_FILE,
+    COMBINED_FILE,
     CORPUS_FILE,
     EVALUATION_FILE,
     REPORT_PLOT,
@@ -35,7 +36,8 @@ _AUTO_CLASSES: tuple[Any, ...] = (
     *(transformers.AutoModelForSeq2SeqLM, transformers.AutoModelForCausalLM),
     *(transformers.AutoModelForMaskedLM, transformers.AutoModelForPreTraining),
     *(transformers.AutoModelForSequenceClassification, transformers.AutoModelForTokenClassification),
-    transformers.AutoModelForQuestionAnswering,
+    *(transformers.AutoModelForQuestionAnswering, transformers.AutoModelForMultipleChoice),
+    transformers.AutoModelForNextSentencePrediction,
 )
 _ATTENTION = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 _COUNTS_LAYERS = re.compile(r"(^|_)(n_layers?|layers)$")
@@ -58,6 +60,8 @@ class RunMetadata:
         source_tags: tags of which each source begins with one.
         unfinished: the progress of a training that is not finished, such as "update 200 of 1,000".
         averaged: names of the checkpoints whose weights were averaged.
+        combined: for an encoder-decoder that was combined and not trained since, the name of the model that
+            each stack comes from; None for a new stack.
         example: texts of a row that the averaged models were evaluated on, by field.
         adapter: the configuration of the adapter that the folder holds in place of a model.
         adapter_parameters: number of parameters that the adapter holds.
@@ -75,6 +79,7 @@ class RunMetadata:
     source_tags: tuple[str, ...] = ()
     unfinished: str = ""
     averaged: tuple[str, ...] = ()
+    combined: dict[str, str | None] = field(default_factory=dict)
     example: dict[str, Any] = field(default_factory=dict)
     adapter: dict[str, Any] = field(default_factory=dict)
     adapter_parameters: int = 0
@@ -108,6 +113,7 @@ def read_run_metadata(folder: Path, config: PreTrainedConfig | None = None) -> R
         has_plot=(folder / REPORT_PLOT).is_file(),
         target_tokenizer=TARGET_SUBFOLDER if (folder / TARGET_SUBFOLDER).is_dir() else None,
         averaged=tuple(averaged.get("checkpoints", ())),
+        combined=_record(folder / COMBINED_FILE),
         example=averaged.get("example", {}),
         source_prefix=tokenizer.get(SOURCE_PREFIX, ""),
         source_tags=tuple(tokenizer.get(SOURCE_TAGS, ())),

@@ -14,8 +14,8 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from vaswani.data.given_tokenizers import special_tokens
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.errors import RunError, UserError
-from vaswani.files.atomic_files import check_output_folder, whole_folder
-from vaswani.files.run_files import CORPUS_FILE, EVALUATION_FILE, SETTINGS_FILE
+from vaswani.files.atomic_files import check_output_folder, whole_folder, write_json
+from vaswani.files.run_files import COMBINED_FILE, CORPUS_FILE, EVALUATION_FILE, SETTINGS_FILE
 from vaswani.files.run_settings import settings_file
 from vaswani.hub.card import write_card
 from vaswani.hub.checkpoint import load_checkpoint, local_folder
@@ -212,7 +212,7 @@ def _size(folder: Path, to: str) -> int:
 
 
 def combine_folders(encoder: str | None, decoder: str | None, output: Path, **values: Any) -> PreTrainedModel:
-    """Combine an encoder and a decoder (see `combine`) and save the model with their tokenizers.
+    """Combine an encoder and a decoder (see `combine`) and save the model with their tokenizers and a card.
 
     Special tokens that the configuration of the decoder (or of the only half) lacks come from its tokenizer.
 
@@ -231,7 +231,11 @@ def combine_folders(encoder: str | None, decoder: str | None, output: Path, **va
     for given, half, tokenizer in zip(folders, halves, tokenizers, strict=True):
         if given and half:
             check_vocabulary(given, half, tokenizer)
-    _save(model, output, (tokenizers[0], tokenizers[0] if source == target else tokenizers[1]))
+    names = {stack: name and Path(name).name for stack, name in (("encoder", encoder), ("decoder", decoder))}
+    with whole_folder(output, "the model") as unfinished:
+        _write(model, unfinished, (tokenizers[0], tokenizers[0 if source == target else 1]), None)
+        write_json(unfinished / COMBINED_FILE, names)
+        write_card(unfinished, read_run_metadata(unfinished), output.resolve().name)
     return model
 
 
