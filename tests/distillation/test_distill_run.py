@@ -17,6 +17,7 @@ from vaswani.distillation.config import DistillationConfig
 from vaswani.distillation.run import DistillationRun, distill
 from vaswani.distillation.student import save_student
 from vaswani.distillation.teacher import Teacher
+from vaswani.distillation.teacher_targets import TeacherTarget
 from vaswani.errors import UserError
 from vaswani.inference.translate.translation import Translator
 from vaswani.training.config.config_file import load_config
@@ -404,3 +405,28 @@ def test_a_new_run_in_the_folder_of_another_is_refused(options):
     run(options)
     with pytest.raises(UserError, match="already holds a run"):
         run(options)
+
+
+@pytest.mark.parametrize("targets", ["teacher", "both"])
+def test_a_teacher_that_translates_nothing_is_an_error(options, targets):
+    message = "0 of 96 rows have .*; for 96 it is empty, or cut off at max_target_length=3; raise that"
+    with pytest.raises(UserError, match=message):
+        run(options, targets=targets, max_target_length=3, **SEQUENCES_ALONE)
+
+
+@pytest.mark.parametrize(
+    ("targets", "usable", "kept", "weights"),
+    [("teacher", 30, 96, SEQUENCES_ALONE), ("both", 30, 126, SEQUENCES_ALONE), ("both", 0, 96, {})],
+)
+def test_a_teacher_that_translates_few_rows_is_reported(
+    options, targets, usable, kept, weights, monkeypatch, caplog
+):
+    found = [TeacherTarget("one", row < usable, None) for row in range(96)]
+    monkeypatch.setattr("vaswani.distillation.run.read_targets", lambda cache: found)
+    student_of(options, "few", targets=targets, max_target_length=64, **weights)
+    counted = f"the teacher translates {usable} of 96 sources"
+    assert any(message.startswith(counted) for message in caplog.messages)
+    folder = Path(f"{options['output_dir']}-few")
+    rows = json.loads((folder / "corpus.json").read_text())["rows"]["train"]
+    assert rows == f"kept {kept} of {kept} rows ({counted})"
+    assert rows in (folder / "README.md").read_text()

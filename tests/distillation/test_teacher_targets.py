@@ -177,15 +177,15 @@ def test_complete_teacher_translations_replace_the_references() -> None:
 def test_the_references_can_stay_beside_the_teacher() -> None:
     rows, lacking = with_teacher_targets(ROWS.select([2, 0]), [TARGETS[2], TARGETS[0]], keep_references=True)
     assert rows.features == TEXT_FEATURES
-    assert rows.to_dict() == {"source": ["s2", "s0"] * 2, "target": ["r2", "r0", "r2", "t0"]}
+    assert rows.to_dict() == {"source": ["s2", "s0", "s0"], "target": ["r2", "r0", "t0"]}
     assert lacking == 1
 
 
-@pytest.mark.parametrize(("keep_references", "kept"), [(False, []), (True, [("s1", "r1")])])
-def test_rows_without_a_reference_need_a_translation(keep_references: bool, kept: list) -> None:
+@pytest.mark.parametrize("keep_references", [False, True])
+def test_rows_without_a_reference_need_a_translation(keep_references: bool) -> None:
     rows = Dataset.from_dict({"source": ["s0", "s1", "s2"], "target": ["", "r1", ""]}, features=TEXT_FEATURES)
     found, lacking = with_teacher_targets(rows, TARGETS[:3], keep_references)
-    assert [(row["source"], row["target"]) for row in found] == [*kept, ("s0", "t0"), ("s1", "r1")]
+    assert sorted((row["source"], row["target"]) for row in found) == [("s0", "t0"), ("s1", "r1")]
     assert lacking == 2
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,8 @@ from vaswani.training.trainer.checkpoints import check_writable
 from vaswani.training.trainer.seq2seq import Trainer
 from vaswani.unwritten_padding import unwritten_padding
 
+logger = logging.getLogger(__name__)
+
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout", "word_dropout")
 # With student=teacher, only these fields and the dropouts that the teacher has may differ from the teacher's.
 OWN_FIELDS = ("encoder_layers", "decoder_layers", "attn_implementation")
@@ -100,6 +103,7 @@ class DistillationRun(TrainingRun):
         self.options = config.distillation
         self.test_rows: Dataset | None = None  # rows of the corpus for the report
         self.test_split = "test"  # the split of `test_rows`
+        self.teaching = ""  # how many rows have the teacher's translation
         self.comparison: Comparison | None = None
 
     def check(self) -> None:
@@ -224,7 +228,8 @@ class DistillationRun(TrainingRun):
             self.record_settings()
         if self.options.targets != "references":
             rows = self._rows_with_teacher_targets(self._rows_to_translate(corpus.splits["train"]))
-            corpus.splits["train"], corpus.reports["train"] = rows, RowReport(kept=len(rows))
+            corpus.splits["train"] = rows
+            corpus.reports["train"] = replace(corpus.reports["train"], kept=len(rows))
 
     def _rows_to_translate(self, rows: Dataset) -> Dataset:
         """The training rows and, after them, the sources without targets, which are empty."""
@@ -243,14 +248,29 @@ class DistillationRun(TrainingRun):
             decode_targets(cache, translator, rows["source"], progress=progress.update)
         PartialState().wait_for_everyone()
         both = self.options.targets == "both"
-        taught, lacking = with_teacher_targets(rows, read_targets(cache), keep_references=both)
-        _say(
-            f"train: {len(rows) - lacking:,} of {len(rows):,} rows have the teacher's translation"
-            + (f"; for {lacking:,} it is empty or cut off" if lacking else "")
-        )
-        if not len(taught):
-            raise UserError("no row has a target: the teacher translates none of the sources to its end")
+        targets = read_targets(cache)
+        taught, lacking = with_teacher_targets(rows, targets, keep_references=both)
+        self.teaching = f"the teacher translates {len(rows) - lacking:,} of {len(rows):,} sources"
+        counts = f"train: {len(rows) - lacking:,} of {len(rows):,} rows have the teacher's translation"
+        limit = f"max_target_length={self.config.data.max_target_length}"
+        if lacking:
+            problem = next((f", or missing ({one.problem})" for one in targets if one.problem), "")
+            counts += f"; for {lacking:,} it is empty, or cut off at {limit}{problem}"
+        learns_more = self.options.uses_distributions or self.options.uses_states
+        if not len(taught) or (lacking == len(rows) and not learns_more):
+            raise UserError(f"{counts}; raise that, give another teacher, or set targets to references")
+        _say(counts)
+        if 2 * lacking > len(rows):
+            logger.warning(
+                "%s; the others keep their references, if they have any. Raise %s, or give another teacher.",
+                *(self.teaching, limit),
+            )
         return taught
+
+    def describe_used_rows(self, split: str, rows: Dataset, kept: int) -> str:
+        """As in `BaseRun`, with the number of sources that the teacher translates."""
+        used = super().describe_used_rows(split, rows, kept)
+        return f"{used} ({self.teaching})" if split == "train" and self.teaching else used
 
     def build_trainer(
         self, splits: dict[str, Any], tokenizers: Tokenizers, model: PreTrainedModel, **parts: Any

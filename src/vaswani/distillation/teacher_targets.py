@@ -102,6 +102,8 @@ def with_teacher_targets(
 ) -> TeacherRows:
     """Replace the targets of rows by the teacher's translations; keep the reference if one is unusable.
 
+    With `keep_references`, a row whose translation is unusable is there once, with its reference.
+
     Args:
         rows: text columns `source` and `target`; others are dropped. The target of a row without a reference
             is empty; such a row is left out if its translation is unusable.
@@ -111,11 +113,12 @@ def with_teacher_targets(
     Returns:
         Text columns `source` and `target` of these rows.
     """
-    pairs = zip(targets, rows["target"], strict=True)
+    others = [""] * len(rows) if keep_references else rows["target"]
+    pairs = zip(targets, others, strict=True)
     taught = Dataset.from_dict(
         {
             "source": list(rows["source"]),
-            "target": [target.text if target.is_usable else reference for target, reference in pairs],
+            "target": [target.text if target.is_usable else other for target, other in pairs],
         },
         features=TEXT_FEATURES,
     )
