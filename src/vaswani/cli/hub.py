@@ -1,11 +1,12 @@
 """`vaswani card` and `vaswani push`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vaswani.cli.app import app
+from vaswani.cli.options import takes_options_of
 from vaswani.cli.screen import begin_work, print_line
 
 if TYPE_CHECKING:
@@ -13,26 +14,33 @@ if TYPE_CHECKING:
 
 
 ModelFolder = Annotated[Path, typer.Option("--model", help="Folder of a trained model.")]
-Languages = Annotated[list[str] | None, typer.Option("--language", help="Language code; repeatable.")]
-License = Annotated[
-    str | None, typer.Option("--license", help="Licence of the model, as the Hub writes it: apache-2.0 ...")
-]
-DataName = Annotated[str | None, typer.Option("--data_name", help="Name of the training data.")]
-DataUrl = Annotated[str | None, typer.Option("--data_url", help="Source of the training data.")]
-DataLicense = Annotated[str | None, typer.Option("--data_license", help="Licence of the training data.")]
+
+
+def _card_options(
+    language: Annotated[
+        list[str] | None, typer.Option("--language", help="Language code; repeatable.")
+    ] = None,
+    license: Annotated[
+        str | None,
+        typer.Option("--license", help="Licence of the model, as the Hub writes it: apache-2.0 ..."),
+    ] = None,
+    data_name: Annotated[str | None, typer.Option("--data_name", help="Name of the training data.")] = None,
+    data_url: Annotated[str | None, typer.Option("--data_url", help="Source of the training data.")] = None,
+    data_license: Annotated[
+        str | None, typer.Option("--data_license", help="Licence of the training data.")
+    ] = None,
+) -> None:
+    """Declare the settings of a training that a card states; see `RunMetadata.with_settings`."""
 
 
 @app.command()
+@takes_options_of(_card_options)
 def card(
     model: ModelFolder,
     repo: Annotated[
         str | None, typer.Option("--repo", metavar="NAME", help="Name of the model on the Hub.")
     ] = None,
-    language: Languages = None,
-    license_name: License = None,
-    data_name: DataName = None,
-    data_url: DataUrl = None,
-    data_license: DataLicense = None,
+    **stated: Any,
 ) -> None:
     """Print the model card, made from the files in the model's folder.
 
@@ -43,12 +51,13 @@ def card(
 
     if repo is not None:
         check_repo_name(repo)
-    metadata = _metadata(model, language, license_name, data_name, data_url, data_license)
+    metadata = _metadata(model, stated)
     name = repo or model.absolute().name
     print_line(str(model_card(metadata, name)).rstrip("\n"))
 
 
 @app.command()
+@takes_options_of(_card_options)
 def push(
     model: ModelFolder,
     repo: Annotated[
@@ -60,11 +69,7 @@ def push(
     revision: Annotated[
         str | None, typer.Option(help="Branch to push to; it is created if needed. Default: main.")
     ] = None,
-    language: Languages = None,
-    license_name: License = None,
-    data_name: DataName = None,
-    data_url: DataUrl = None,
-    data_license: DataLicense = None,
+    **stated: Any,
 ) -> None:
     """Push a model to the Hub with its code, tokenizers and card.
 
@@ -75,29 +80,16 @@ def push(
 
     begin_work()
     check_folder(model)
-    metadata = _metadata(model, language, license_name, data_name, data_url, data_license)
+    metadata = _metadata(model, stated)
     print_line(f"published {push_folder(model, repo, metadata, private=private or None, revision=revision)}")
 
 
-def _metadata(
-    model: Path,
-    language: list[str] | None,
-    license_name: str | None,
-    data_name: str | None,
-    data_url: str | None,
-    data_license: str | None,
-) -> "RunMetadata":
-    """Return the metadata in a model's folder, updated by the options."""
+def _metadata(model: Path, stated: dict[str, Any]) -> "RunMetadata":
+    """Return the metadata in a model's folder, updated by the options of `_card_options`."""
     from vaswani.hub.card import check_stated
     from vaswani.hub.run_metadata import read_run_metadata
     from vaswani.hub.weights import check_not_onnx
 
-    check_stated(language or [], license_name)
+    check_stated(stated["language"] or [], stated["license"])
     check_not_onnx(model)  # transformers' classes, which a card shows, do not load it
-    return read_run_metadata(model).with_settings(
-        language=language,
-        license=license_name,
-        data_name=data_name,
-        data_url=data_url,
-        data_license=data_license,
-    )
+    return read_run_metadata(model).with_settings(**stated)
