@@ -24,8 +24,6 @@ def help_page(command: str, arguments: Sequence[str]) -> str:
 
 
 def _page(command: str, arguments: Sequence[str]) -> str:
-    if command not in ("train", "pretrain", "distill", "finetune"):
-        return command
     given = first_values(split_flags(arguments))
     if command == "distill":
         return _page_of_distillation(given)
