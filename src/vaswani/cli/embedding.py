@@ -1,6 +1,6 @@
 """`vaswani embed`."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from itertools import tee
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,8 +22,7 @@ from vaswani.cli.splits import columns_of_training
 from vaswani.errors import UserError
 
 if TYPE_CHECKING:
-    from vaswani.inference.embed.embedding import Embedder, Unit
-    from vaswani.inference.embed.word_vectors import WordVectors
+    from vaswani.inference.embed.embedding import Unit
     from vaswani.inference.inputs import Texts
 
 
@@ -126,7 +125,11 @@ def embed(
         with progress_of_texts(texts, output_name) as bar:
             if backward_model:
                 backward = Embedder.from_pretrained(backward_model, backward=True, **options)
-                streams = _streams([embedder, backward], found, buffer_size, bar.update)
+                first, second = tee(found)
+                streams = (
+                    embedder.stream(first, "word", buffer_size=buffer_size, progress=bar.update),
+                    backward.stream(second, "word", buffer_size=buffer_size),
+                )
                 results = stack_word_vectors(streams, normalize)
             else:
                 results = embedder.stream(found, unit, buffer_size=buffer_size, progress=bar.update)
@@ -169,14 +172,3 @@ def _combination(text: str) -> Any:
     from vaswani.inference.embed.embedding import load_scalar_mix
 
     return load_scalar_mix(text) if text.endswith(".safetensors") else text
-
-
-def _streams(
-    embedders: "Sequence[Embedder]", texts: Iterator[str], buffer_size: int, done: Callable[[int], object]
-) -> "list[Iterator[WordVectors]]":
-    """Return the words of the same texts with their vectors from each model."""
-    first, *others = tee(texts, len(embedders))
-    streams = [embedders[0].stream(first, "word", buffer_size=buffer_size, progress=done)]
-    for embedder, same in zip(embedders[1:], others, strict=True):
-        streams.append(embedder.stream(same, "word", buffer_size=buffer_size))
-    return streams
