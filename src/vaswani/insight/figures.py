@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vaswani.errors import UserError
 from vaswani.files.atomic_files import write_whole
 from vaswani.insight.themes import DARK, LIGHT
 
 if TYPE_CHECKING:
+    import torch
+    from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
     from vaswani.insight.themed_figure import ThemedFigure
@@ -75,6 +77,34 @@ def write_plain_numbers(axis: Axis) -> None:
 
 def _plain(number: float) -> str:
     return f"{number:,.10g}"
+
+
+def draw_kinds(axes: Axes, kinds: torch.Tensor, colours: Sequence[str], **options: Any) -> None:
+    """Plot a matrix of whole numbers, each in its colour.
+
+    Args:
+        axes: the panel.
+        kinds: from 0 on [rows, columns].
+        colours: of each number.
+        options: of `imshow`.
+    """
+    from matplotlib.colors import ListedColormap
+
+    options |= {"cmap": ListedColormap(colours), "vmin": -0.5, "vmax": len(colours) - 0.5}
+    axes.imshow(kinds.numpy(), interpolation="none", **options)
+    axes.locator_params(integer=True, min_n_ticks=1)
+
+
+def add_colour_legend(figure: ThemedFigure, colours: Mapping[str, str], **options: Any) -> None:
+    """Add a legend of colours, given by their labels; `options` are those of `legend`."""
+    from matplotlib.patches import Patch
+
+    edge = figure.theme.foreground
+    patches = [
+        Patch(facecolor=colour, edgecolor=edge, linewidth=0.5, label=label)
+        for label, colour in colours.items()
+    ]
+    figure.legend(handles=patches, **options)
 
 
 def check_picture(output: Path) -> None:

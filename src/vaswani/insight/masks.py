@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from vaswani.errors import UserError
-from vaswani.insight.figures import new_figure
+from vaswani.insight.figures import add_colour_legend, draw_kinds, new_figure
 from vaswani.insight.themes import BLUE, ORANGE, PURPLE, SKY_BLUE, Theme
 from vaswani.model.configuration_vaswani import VaswaniConfig
 from vaswani.model.modeling_vaswani import VaswaniModel
@@ -184,17 +184,15 @@ def draw_masks(masks: dict[str, torch.Tensor], *, dark: bool = False) -> ThemedF
                 if row == num_rows - 1:
                     panel.set_xlabel("key")
             of_row[0].set_ylabel(f"row {row}\nquery" if num_rows > 1 else "query")
-        _add_legend(figure, masks, colours)
+        found = sorted({Cell(cell) for mask in masks.values() for cell in mask.unique().tolist()})
+        legend = {LABELS[cell]: colours[cell] for cell in found}
+        add_colour_legend(figure, legend, loc="outside lower center", ncols=3)
     return figure
 
 
 def _draw_mask(panel: Axes, cells: torch.Tensor, colours: list[str]) -> None:
     """Plot the cells [T, S] of a row."""
-    from matplotlib.colors import ListedColormap
-
-    colormap = ListedColormap(colours)
-    panel.imshow(cells.numpy(), cmap=colormap, vmin=-0.5, vmax=len(Cell) - 0.5, interpolation="none")
-    panel.locator_params(integer=True, min_n_ticks=1)
+    draw_kinds(panel, cells, colours)
     num_queries, num_keys = cells.shape
     if max(cells.shape) > LONGEST_WITH_LABELS:
         return
@@ -203,15 +201,3 @@ def _draw_mask(panel: Axes, cells: torch.Tensor, colours: list[str]) -> None:
             cell = Cell(int(cells[query, key]))
             label = LABELS[cell].partition(":")[0]  # 0 or −∞
             panel.text(key, query, label, ha="center", va="center", fontsize="small", color=INKS.get(cell))
-
-
-def _add_legend(figure: ThemedFigure, masks: dict[str, torch.Tensor], colours: list[str]) -> None:
-    from matplotlib.patches import Patch
-
-    found = {Cell(cell) for mask in masks.values() for cell in mask.unique().tolist()}
-    edge = figure.theme.foreground
-    handles = [
-        Patch(facecolor=colours[cell], edgecolor=edge, linewidth=0.5, label=LABELS[cell])
-        for cell in sorted(found)
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3)

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from vaswani.errors import UserError
-from vaswani.insight.figures import new_figure
+from vaswani.insight.figures import add_colour_legend, draw_kinds, new_figure
 from vaswani.insight.themes import BLUE, GREEN, ORANGE, SKY_BLUE, Theme
 from vaswani.model.sparse_pattern import SparsePattern
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from vaswani.insight.themed_figure import ThemedFigure
 
 MAX_DRAWN_BLOCKS = 512
@@ -106,9 +104,10 @@ def draw_sparse_pattern(pattern: SparsePattern, num_blocks: int, *, dark: bool =
         for head in range(pattern.num_heads):
             panel = figure.add_subplot(rows, columns, head + 1)
             panel.set(title=f"head {head}", xlabel="key block", ylabel="query block")
-            _draw_panel(panel, reasons[head], colours)
+            draw_kinds(panel, reasons[head], colours, zorder=3)  # the frame would hide half of outer blocks
         figure.suptitle(_title(pattern, num_blocks), fontsize="medium")
-        _add_legend(figure, reasons, colours)
+        legend = {LABELS[reason]: colours[reason] for reason in Reason if (reasons == reason).any()}
+        add_colour_legend(figure, legend, loc="outside right center")  # beside the panels, not the title
     return figure
 
 
@@ -126,39 +125,9 @@ def _check_drawable(pattern: SparsePattern, num_blocks: int) -> None:
         )
 
 
-def _draw_panel(panel: Axes, reasons: torch.Tensor, colours: list[str]) -> None:
-    """Plot the blocks [N, N] of one head."""
-    from matplotlib.colors import ListedColormap
-
-    panel.imshow(
-        reasons.numpy(),
-        cmap=ListedColormap(colours),
-        vmin=-0.5,
-        vmax=len(Reason) - 0.5,
-        interpolation="none",
-        zorder=3,  # above the frame, which hides half of the outermost blocks
-    )
-    panel.locator_params(integer=True, min_n_ticks=1)  # block numbers are integers
-
-
 def _title(pattern: SparsePattern, num_blocks: int) -> str:
     return (
         f"sparse pattern{', causal' * pattern.causal}: density {100 * density(pattern, num_blocks):.1f} %\n"
         f"block size {pattern.block_size}, window {pattern.window_blocks}, global {pattern.global_blocks}, "
         f"random {pattern.random_blocks}, seed {pattern.seed}, layer {pattern.layer}"
-    )
-
-
-def _add_legend(figure: ThemedFigure, reasons: torch.Tensor, colours: list[str]) -> None:
-    """Add a legend of the colours in the plot."""
-    from matplotlib.patches import Patch
-
-    edge = figure.theme.foreground
-    figure.legend(
-        handles=[
-            Patch(facecolor=colours[reason], edgecolor=edge, linewidth=0.5, label=LABELS[reason])
-            for reason in Reason
-            if (reasons == reason).any()
-        ],
-        loc="outside right center",  # beside the panels, not the title
     )
