@@ -8,12 +8,7 @@ from transformers import PreTrainedConfig
 
 from vaswani.errors import UserError
 from vaswani.insight.arithmetic.devices import Device
-from vaswani.insight.arithmetic.memory import (
-    SINGLE,
-    activation_bytes,
-    cross_cache_bytes,
-    self_cache_bytes,
-)
+from vaswani.insight.arithmetic.memory import SINGLE
 from vaswani.insight.arithmetic.parameters import parameters_by_part
 from vaswani.insight.arithmetic.phases import Phase, Phases, Work, logits_of_token
 from vaswani.insight.arithmetic.relations import Relations
@@ -159,7 +154,6 @@ def memory(model: VaswaniPreTrainedModel, phases: Phases) -> dict[str, dict[str,
     the widest layer, and the logits in float32.
     """
     config, work = phases.config, phases.work
-    lengths = (work.source, work.target) if phases.has_source else (work.source + work.target, 0)
     training: dict[str, float] = {
         "weights": SINGLE * phases.parameters,
         "gradients": SINGLE * phases.parameters,
@@ -167,9 +161,7 @@ def memory(model: VaswaniPreTrainedModel, phases: Phases) -> dict[str, dict[str,
         "weights_in_half_precision": 0
         if work.number == SINGLE
         else work.number * sum(phases.weights.values()),
-        "activations": activation_bytes(
-            config, work.batch, *lengths, work.dtype, on_cpu=work.on_cpu, devices=work.devices
-        ),
+        "activations": phases.activations(),
     }
     inference: dict[str, float] = {"weights": work.number * phases.parameters}
     inner = max(getattr(config, f"{stack}_ffn_dim") for stack in config.stacks) // work.devices
@@ -177,13 +169,8 @@ def memory(model: VaswaniPreTrainedModel, phases: Phases) -> dict[str, dict[str,
     rows = work.rows if config.stacks == ("decoder",) else work.batch
     states = rows * work.source * (2 * config.d_model + max(inner, projected))
     if work.target:
-        tokens = sum(phases.steps())
-        inference["self_attention_cache"] = (
-            self_cache_bytes(config, work.rows, tokens, work.dtype) / work.devices
-        )
-        inference["cross_attention_cache"] = (
-            cross_cache_bytes(config, work.batch, work.source, work.dtype) / work.devices
-        )
+        inference["self_attention_cache"] = phases.self_cache(sum(phases.steps()))
+        inference["cross_attention_cache"] = phases.cross_cache()
     predicted = work.rows if work.target else work.batch * work.source
     inference["states_and_logits"] = work.number * states + SINGLE * predicted * logits_of_token(model)
     return {

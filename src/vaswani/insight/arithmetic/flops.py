@@ -113,6 +113,21 @@ def is_head_of_tokens(model: nn.Module, name: str) -> bool:
     return name in HEADS_OF_TOKENS or (name == "classifier" and "Token" in type(model).__name__)
 
 
+def encoder_decoder_flops(
+    config: VaswaniFamilyConfig, rows: int, source_length: int, target_length: int
+) -> int:
+    """Return the operations of all layers of an encoder-decoder, without the logits.
+
+    Arguments as in `forward_flops`.
+    """
+    return (
+        stack_flops(config, "encoder", rows, source_length)
+        + source_projection_flops(config, rows, source_length)
+        + stack_flops(config, "decoder", rows, target_length)
+        + cross_attention_flops(config, rows, source_length, target_length)
+    )
+
+
 def forward_flops(config: VaswaniConfig, rows: int, source_length: int, target_length: int) -> int:
     """Return the operations of one forward pass of an encoder-decoder, including the logits.
 
@@ -122,13 +137,8 @@ def forward_flops(config: VaswaniConfig, rows: int, source_length: int, target_l
         source_length: tokens per source, including padding.
         target_length: tokens per target, including padding.
     """
-    return (
-        stack_flops(config, "encoder", rows, source_length)
-        + source_projection_flops(config, rows, source_length)
-        + stack_flops(config, "decoder", rows, target_length)
-        + cross_attention_flops(config, rows, source_length, target_length)
-        + prediction_flops(config, rows * target_length)
-    )
+    layers = encoder_decoder_flops(config, rows, source_length, target_length)
+    return layers + prediction_flops(config, rows * target_length)
 
 
 def training_flops(config: VaswaniConfig, rows: int, source_length: int, target_length: int) -> int:

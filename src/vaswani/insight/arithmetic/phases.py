@@ -19,6 +19,7 @@ from vaswani.insight.arithmetic.flops import (
     cross_attention_flops,
     decoding_flops,
     decoding_pairs,
+    encoder_decoder_flops,
     head_flops,
     source_projection_flops,
     stack_flops,
@@ -153,34 +154,25 @@ class Phases:
             if not set(EMBEDDINGS) & set(name.split(".")):
                 self.weights[_use(name)] += size
         self.parameters = _num_unique_parameters(model, work.devices)
+        # Tokens per row that each stack reads in training, as `activation_bytes` takes them.
+        self.lengths = (work.source, work.target) if self.has_source else (work.source + work.target, 0)
 
     def training(self) -> Phase:
         """Return the cost of a forward and backward pass over all tokens, and an update by AdamW."""
         work, config = self.work, self.config
+        read = sum(self.lengths)
         if self.has_source:
-            layers = (
-                stack_flops(config, "encoder", work.batch, work.source)
-                + source_projection_flops(config, work.batch, work.source)
-                + stack_flops(config, "decoder", work.batch, work.target)
-                + cross_attention_flops(config, work.batch, work.source, work.target)
-            )
-            read, predicted = work.source + work.target, work.target
-            lengths = work.source, work.target
+            layers, predicted = encoder_decoder_flops(config, work.batch, *self.lengths), work.target
         else:
-            read = predicted = work.source + work.target
-            layers = stack_flops(config, config.stacks[0], work.batch, read)
-            lengths = read, 0
+            layers, predicted = stack_flops(config, config.stacks[0], work.batch, read), read
         head = head_flops(self.model, work.batch, work.batch * predicted)
-        activations = activation_bytes(
-            config, work.batch, *lengths, work.dtype, on_cpu=work.on_cpu, devices=work.devices
-        )
         memory = (
             2 * work.number * sum(self.weights.values())  # read forward and backward
             + self._looked_up(work.batch * read)
             + SINGLE * self.parameters * (1 + ADAMW_PASSES)  # the gradient is written too
-            + 2 * activations
+            + 2 * self.activations()
         )
-        forward = self._phase(layers, head, memory, self._sums(work.batch, *lengths))
+        forward = self._phase(layers, head, memory, self._sums(work.batch, *self.lengths))
         return Phase(
             FORWARD_AND_BACKWARD * forward.flops,
             FORWARD_AND_BACKWARD * forward.device_flops,
@@ -197,13 +189,13 @@ class Phases:
         memory: float = work.number * self.weights[config.stacks[0]] + self._looked_up(rows * work.source)
         if self.has_source:
             layers += source_projection_flops(config, rows, work.source)
-            memory += work.number * self.weights["source"] + self._cross_cache()
+            memory += work.number * self.weights["source"] + self.cross_cache()
             return self._phase(layers, 0, memory, self._sums(rows, work.source, 0))
         predicted = rows if work.target else rows * work.source  # generation needs only the last token
         head = head_flops(self.model, rows, predicted)
         memory += work.number * self.weights["head"] + self._logits(predicted)
         if work.target:
-            memory += self._self_cache(work.source)
+            memory += self.self_cache(work.source)
         return self._phase(layers, head, memory, self._sums(rows, work.source, 0))
 
     def steps(self) -> tuple[int, int]:
@@ -235,8 +227,8 @@ class Phases:
         memory = steps * (
             work.number * (self.weights["decoder"] + self.weights["head"])
             + self._looked_up(work.rows)
-            + self._self_cache(1)  # written
-            + self._cross_cache()
+            + self.self_cache(1)  # written
+            + self.cross_cache()
             + self._logits(work.rows)
         )
         memory += self._visible_cache(past, steps)
@@ -266,12 +258,20 @@ class Phases:
     def _logits(self, tokens: int) -> float:
         return tokens * logits_of_token(self.model) * self.work.number
 
-    def _self_cache(self, tokens: int) -> float:
-        """Return the bytes of one device's share of the cache; devices divide the heads."""
+    def activations(self) -> int:
+        """Return the bytes that one device keeps for the backward pass."""
+        work = self.work
+        return activation_bytes(
+            self.config, work.batch, *self.lengths, work.dtype, on_cpu=work.on_cpu, devices=work.devices
+        )
+
+    def self_cache(self, tokens: int) -> float:
+        """Return the bytes of one device's share of the cache of some tokens; devices divide the heads."""
         work = self.work
         return self_cache_bytes(self.config, work.rows, tokens, work.dtype) / work.devices
 
-    def _cross_cache(self) -> float:
+    def cross_cache(self) -> float:
+        """Return the bytes of one device's share of the keys and values of the sources."""
         work = self.work
         return cross_cache_bytes(self.config, work.batch, work.source, work.dtype) / work.devices
 
