@@ -10,13 +10,12 @@ import json
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -34,12 +33,7 @@ from vaswani.files.run_files import ADAPTED_SAMPLE, ADAPTER_CONFIG, ADAPTER_WEIG
 from vaswani.hub.hashes import check_hashes
 from vaswani.hub.run_metadata import auto_class_of
 from vaswani.hub.stored_tensors import StoredTensor, stored_tensors
-from vaswani.hub.weights import (
-    POOLER,
-    check_finite,
-    is_of_base_model,
-    silenced_load_report,
-)
+from vaswani.hub.weights import POOLER, check_finite_tensors, is_of_base_model, silenced_load_report
 
 
 def check_peft() -> None:
@@ -241,7 +235,7 @@ def with_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
             raise ValueError(f"it lacks {missing[0]}")
         if unexpected := sorted(stored.keys() - peft.get_peft_model_state_dict(adapted).keys()):
             raise ValueError(f"it holds {unexpected[0]}, which the model has no place for")
-        check_finite(_tensors(folder / ADAPTER_WEIGHTS), folder)
+        check_finite_tensors(folder / ADAPTER_WEIGHTS, stored)
         _check_not_tied(adapted, folder)
         return _merged(adapted)
     except UserError:
@@ -289,8 +283,3 @@ def _check_not_tied(adapted: Any, folder: Path) -> None:
                 f"the adapter in {folder} changes {layer}, which shares its weights with other layers, and "
                 "cannot be merged; use it with peft.PeftModel, or train one for other layers"
             )
-
-
-def _tensors(file: Path) -> Iterator[tuple[str, Any]]:
-    with safe_open(file, framework="pt") as weights:
-        yield from ((name, weights.get_tensor(name)) for name in weights.keys())  # noqa: SIM118  # no mapping

@@ -196,8 +196,13 @@ def check_finite_files(directory: Path) -> None:
     for file in files:
         names = stored_tensors(file)
         if file.suffix == ".safetensors":
-            with safe_open(file, framework="pt") as weights:
-                check_finite(((name, weights.get_tensor(name)) for name in names), file)
+            check_finite_tensors(file, names)
+
+
+def check_finite_tensors(file: Path, names: Iterable[str]) -> None:
+    """Raise a UserError if one of the named tensors in a safetensors file holds NaN or infinity."""
+    with safe_open(file, framework="pt") as weights:
+        check_finite(((name, weights.get_tensor(name)) for name in names), file)
 
 
 # --------------------------------------------------------------------------------------------------- loading
