@@ -7,7 +7,6 @@ output this is an error, raised after the results that go into files are safely 
 import sys
 import time
 from threading import Event, Thread
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from vaswani.cli.startup import restore_ctrl_c
@@ -127,9 +126,7 @@ class ProgressLines:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
 

@@ -16,7 +16,6 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, cast
 
 from vaswani.errors import PipeClosedError, RunError, UserError
@@ -264,9 +263,7 @@ class LineWriter:
     def __enter__(self) -> LineWriter:
         return self
 
-    def __exit__(
-        self, error_class: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if self._is_standard:
             return
         with self._stream:  # keeps the lock until the file is renamed or deleted
