@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from vaswani.hub.plain_card import CARD_FILE_NAME
 from vaswani.inference.inputs import open_texts
 
 MAX_EXAMPLES = 5
-MAX_CHARACTERS = 200  # characters
+MAX_CHARACTERS = 200  # of an example
 MAX_ROWS_READ = 200  # rows of a file to look through
 
 
@@ -54,7 +55,7 @@ def _of_card(folder: Path) -> list[str]:
     except (OSError, ValueError, YAMLError):
         return []
     found = widget if isinstance(widget, list) else []
-    return _short([each.get("text") for each in found if isinstance(each, dict)])
+    return _short(each.get("text") for each in found if isinstance(each, dict))
 
 
 def _of_corpus(folder: Path) -> list[str]:
@@ -78,12 +79,12 @@ def _of_file(split: dict[str, Any]) -> list[str]:
         return []
     try:
         with open_texts(name, field, option="source_field", default=field, added=[]) as texts:
-            return _short([text for text in islice(texts, MAX_ROWS_READ) if isinstance(text, str)])
+            return _short(islice(texts, MAX_ROWS_READ))
     except UserError:
         return []
 
 
-def _short(texts: list[Any]) -> list[str]:
-    return [text for text in texts if isinstance(text, str) and 0 < len(text) <= MAX_CHARACTERS][
-        :MAX_EXAMPLES
-    ]
+def _short(texts: Iterable[Any]) -> list[str]:
+    """Return the first texts that are short enough to be examples."""
+    short = (text for text in texts if isinstance(text, str) and 0 < len(text) <= MAX_CHARACTERS)
+    return [*islice(short, MAX_EXAMPLES)]
