@@ -58,13 +58,9 @@ def _chrf_statistics(pair: tuple[str, str]) -> Counts:
 
 def score_of_sum(metric: str, total: np.ndarray) -> float:
     """Return the score, 0 to 100, of rows whose statistics sum to `total` [K]."""
-    if (score := _SCORES.get(metric)) is None:
-        return _mean(total.tolist())
-    return score(total.reshape(-1, 3).tolist())
-
-
-def _mean(total: list[float]) -> float:
-    points, rows = total
+    if metric in _SCORES:
+        return _SCORES[metric](total.reshape(-1, 3).tolist())
+    points, rows = total.tolist()
     return 100.0 * points / rows
 
 

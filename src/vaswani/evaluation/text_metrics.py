@@ -14,6 +14,7 @@ from typing import Any
 import datasets
 import evaluate
 import numpy as np
+from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from transformers import EvalPrediction, PreTrainedTokenizerBase
 
@@ -37,6 +38,14 @@ def _describe(description: str, citation: str) -> evaluate.MetricInfo:
     )
 
 
+def _corpus_score(
+    name: str, metric: BLEU | CHRF, predictions: Sequence[str], references: Sequence[str]
+) -> dict[str, Any]:
+    """Return a score of sacreBLEU, by its name, with the signature."""
+    score = metric.corpus_score(predictions, [references]).score
+    return {name: score, "signature": str(metric.get_signature())}
+
+
 class Bleu(evaluate.Metric):
     """Corpus BLEU (Papineni et al., 2002), computed by sacreBLEU (Post, 2018); see `bleu_metric`."""
 
@@ -44,9 +53,7 @@ class Bleu(evaluate.Metric):
         return _describe("Corpus BLEU, 0 to 100, with sacreBLEU's signature.", "Post, 2018, arXiv:1804.08771")
 
     def _compute(self, predictions: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
-        metric = bleu_metric(references)
-        score = metric.corpus_score(predictions, [references]).score
-        return {"bleu": score, "signature": str(metric.get_signature())}
+        return _corpus_score("bleu", bleu_metric(references), predictions, references)
 
 
 class LowercasedBleu(evaluate.Metric):
@@ -57,8 +64,7 @@ class LowercasedBleu(evaluate.Metric):
 
     def _compute(self, predictions: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
         metric = bleu_metric(references, lowercase=True)
-        score = metric.corpus_score(predictions, [references]).score
-        return {"bleu_lowercased": score, "signature": str(metric.get_signature())}
+        return _corpus_score("bleu_lowercased", metric, predictions, references)
 
 
 class Chrf(evaluate.Metric):
@@ -68,9 +74,7 @@ class Chrf(evaluate.Metric):
         return _describe("Corpus chrF2, 0 to 100, with sacreBLEU's signature.", "Popović, 2015, W15-3049")
 
     def _compute(self, predictions: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
-        metric = CHRF()
-        score = metric.corpus_score(predictions, [references]).score
-        return {"chrf": score, "signature": str(metric.get_signature())}
+        return _corpus_score("chrf", CHRF(), predictions, references)
 
 
 class ExactMatch(evaluate.Metric):
