@@ -211,7 +211,7 @@ def test_a_text_may_have_max_positions(tmp_path):
     [
         (
             {"encoder_attention": "sparse"},
-            "encoder_attention='sparse' is not supported: CTranslate2 has full .* the model itself",
+            "encoder_attention='sparse' is not supported: CTranslate2 models have full .* the model itself",
         ),
         ({"decoder_attention": ["sparse"]}, r"decoder_attention=\['sparse'\] is not supported"),
         (

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from vaswani.data.text_codec import TextCodec
 from vaswani.errors import UserError
 from vaswani.interop.equal_weights import with_usual_keys
-from vaswani.interop.to_onnx import GRAPHS
+from vaswani.interop.to_onnx import GRAPHS, check_full_attention
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 from vaswani.unwritten_padding import unwritten_padding
 
@@ -95,18 +95,12 @@ def check_engine(quantization: str | None) -> None:
 def _check_exportable(model: PreTrainedModel, max_positions: int | None) -> None:
     """Raise `UserError` if CTranslate2 cannot hold a model."""
     config: Any = model.config
-    if type(model).__name__ not in SPECIFICATIONS:
+    if (name := type(model).__name__) not in SPECIFICATIONS:
+        advice = "; export it to ONNX (--to onnx)" if name in GRAPHS else ""
         raise UserError(
-            f"CTranslate2 has no counterpart of {type(model).__name__}; it runs "
-            f"{', '.join(SPECIFICATIONS)}{_onnx_advice(model)}"
+            f"CTranslate2 has no counterpart of {name}; it runs {', '.join(SPECIFICATIONS)}{advice}"
         )
-    for stack in config.stacks:
-        if set(config.layer_attention(stack)) != {"full"}:
-            found = getattr(config, f"{stack}_attention")
-            raise UserError(
-                f"{stack}_attention={found!r} is not supported: CTranslate2 has full attention "
-                "only; run the model itself (--engine torch), or save it by torch.export"
-            )
+    check_full_attention(config, "CTranslate2")
     if config.activation_function not in ACTIVATIONS:
         raise UserError(
             f"activation_function={config.activation_function!r} is not supported: CTranslate2 has "
@@ -131,11 +125,6 @@ def _with_usual_keys(model: Any) -> Any:
     if model.can_generate():
         usual.generation_config = model.generation_config
     return usual
-
-
-def _onnx_advice(model: PreTrainedModel) -> str:
-    """Return the advice to export a model to ONNX, if that can hold it."""
-    return "; export it to ONNX (--to onnx)" if type(model).__name__ in GRAPHS else ""
 
 
 # -------------------------------------------------------------------------------------------- kinds of models

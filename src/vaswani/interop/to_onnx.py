@@ -105,15 +105,19 @@ def check_onnx(quantization: str | None) -> None:
 
 def check_exportable(model: PreTrainedModel) -> None:
     """Raise `UserError` if a model cannot be exported."""
-    config: Any = model.config
     if type(model).__name__ not in GRAPHS:
         raise UserError(f"{type(model).__name__} cannot be exported to ONNX; these can: {', '.join(GRAPHS)}")
+    check_full_attention(model.config, "ONNX")
+
+
+def check_full_attention(config: Any, form: str) -> None:
+    """Raise `UserError` if a model has sparse attention, which no model in the form of an engine has."""
     for stack in config.stacks:
         if "sparse" in config.layer_attention(stack):
             found = getattr(config, f"{stack}_attention")
             raise UserError(
-                f"{stack}_attention={found!r} is not supported: ONNX models have full attention "
-                "only; run the model itself (--engine torch), or save it by torch.export"
+                f"{stack}_attention={found!r} is not supported: {form} models have full attention only; run "
+                "the model itself (--engine torch), or save it by torch.export"
             )
 
 
