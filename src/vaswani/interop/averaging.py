@@ -226,8 +226,8 @@ def _check_same_tokenizers(one: Path, other: Path) -> None:
             if found := _difference(read_object(files[name]), read_object(others[name])):
                 raise _unlike(f"{name} has {found[0]}", found[1], one, found[2], other)
         elif files[name].read_bytes() != others[name].read_bytes():
-            sizes = (f"{path.stat().st_size:,} bytes" for path in (files[name], others[name]))
-            raise _unlike(f"{name} has different contents:", next(sizes), one, next(sizes), other)
+            size, other_size = (f"{path.stat().st_size:,} bytes" for path in (files[name], others[name]))
+            raise _unlike(f"{name} has different contents:", size, one, other_size, other)
 
 
 def _check_safetensors(folder: Path) -> None:
@@ -248,13 +248,10 @@ def _check_same_tensors(first: Places, second: Places) -> None:
             raise UserError(
                 f"{has} has a tensor {name} but {lacks} does not: only equal models can be averaged"
             )
-        for field in ("shape", "dtype"):
-            values = [
-                list(value) if field == "shape" else value
-                for value in (getattr(expected, field), getattr(found, field))
-            ]
-            if values[0] != values[1]:
-                raise _unlike(f"{name} has {field}", values[0], one, values[1], other)
+        if found.shape != expected.shape:
+            raise _unlike(f"{name} has shape", [*expected.shape], one, [*found.shape], other)
+        if found.dtype != expected.dtype:
+            raise _unlike(f"{name} has dtype", expected.dtype, one, found.dtype, other)
 
 
 def _places(folder: Path) -> Places:
@@ -281,14 +278,15 @@ def _difference(one: Any, other: Any, *, name: str = "") -> tuple[str, Any, Any]
 
 
 def _unlike(what: str, value: Any, one: Path, other_value: Any, other: Path) -> UserError:
-    values = (
-        str(each) if len(str(each)) <= _LONGEST else f"{str(each)[:_LONGEST]}…"
-        for each in (value, other_value)
-    )
     return UserError(
-        f"{what} {next(values)} in {one} and {next(values)} in {other}: only checkpoints of one model can be "
-        "averaged"
+        f"{what} {_shortened(value)} in {one} and {_shortened(other_value)} in {other}: only checkpoints of "
+        "one model can be averaged"
     )
+
+
+def _shortened(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 # ------------------------------------------------------------------------------------- what is saved with it

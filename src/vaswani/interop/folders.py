@@ -265,9 +265,9 @@ def merge_folder(source: str, output: Path) -> PreTrainedModel:
     folder = local_folder(source)
     if not holds_adapter(folder):
         raise UserError(f"{source} holds no adapter (adapter_config.json and adapter_model.safetensors)")
-    model, *tokenizers = load_checkpoint(folder, device="cpu", auto_class=None)
+    model, source_tokenizer, target_tokenizer = load_checkpoint(folder, device="cpu", auto_class=None)
     with whole_folder(output, "the model") as unfinished:
-        _write(model, unfinished, (tokenizers[0], tokenizers[1]), folder)
+        _write(model, unfinished, (source_tokenizer, target_tokenizer), folder)
         for record in (CORPUS_FILE, EVALUATION_FILE):
             if (folder / record).is_file():
                 copyfile(folder / record, unfinished / record)
@@ -315,9 +315,8 @@ def _difference(model: PreTrainedModel, converted: PreTrainedModel) -> float:
     length = min(CHECKED_LENGTH, getattr(config, "max_position_embeddings", None) or CHECKED_LENGTH)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, vocab, (CHECKED_ROWS, length), generator=generator)
-    tokens[tokens == config.pad_token_id] = (config.pad_token_id or 0) + (
-        1 if config.pad_token_id == 0 else -1
-    )
+    if (padding := config.pad_token_id) is not None:
+        tokens[tokens == padding] = padding - 1 if padding else 1
     if type(model).__name__.endswith("ForMultipleChoice"):
         tokens = tokens[None]  # the rows are the choices of one text
     inputs: dict[str, Any] = {"input_ids": tokens}
@@ -326,10 +325,8 @@ def _difference(model: PreTrainedModel, converted: PreTrainedModel) -> float:
     with torch.no_grad():
         outputs = [each(**inputs)[0].double() for each in (model, converted)]
     difference = (outputs[0] - outputs[1]).abs().max().item()
-    allowed = LARGEST_DIFFERENCE.get(model.dtype, LARGEST_HALF_DIFFERENCE) * max(
-        1.0, outputs[0].abs().max().item()
-    )
-    if not difference <= allowed:
+    largest = LARGEST_DIFFERENCE.get(model.dtype, LARGEST_HALF_DIFFERENCE)  # relative, for large outputs
+    if not difference <= largest * max(1.0, outputs[0].abs().max().item()):
         raise RunError(
             f"the converted model computes other outputs: they differ by up to {difference:.3g}; nothing was "
             "written. Please report this with the config.json of the checkpoint"

@@ -21,10 +21,7 @@ logger = logging.getLogger(__name__)
 
 # Fields of every configuration of transformers, with the same meaning everywhere.
 SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
-SHARED_FIELDS = (
-    *(*SPECIAL_TOKENS, "tie_word_embeddings"),
-    *("id2label", "label2id", "problem_type"),
-)
+SHARED_FIELDS = (*SPECIAL_TOKENS, "tie_word_embeddings", "id2label", "label2id", "problem_type")
 
 
 # Values of our fields in most other implementations; a format replaces those that differ.
