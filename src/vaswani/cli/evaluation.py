@@ -4,13 +4,12 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vaswani.cli import evaluation_options
 from vaswani.cli.app import app
 from vaswani.cli.evaluation_options import (
     ANSWER_OPTIONS,
@@ -20,6 +19,8 @@ from vaswani.cli.evaluation_options import (
     NAMES,
     SEARCH_OPTIONS,
     check_options,
+    declare,
+    declare_rows,
     kind_of,
 )
 from vaswani.cli.options import (
@@ -117,8 +118,8 @@ class EvaluationRequest:
 
 @app.command()
 @takes_translator_options("max_length", length_penalty=None)
-@takes_options_of(evaluation_options.declare)
-@takes_options_of(evaluation_options.declare_rows)
+@takes_options_of(declare)
+@takes_options_of(declare_rows)
 def evaluate(
     model: Annotated[
         list[str],
@@ -248,8 +249,7 @@ def _evaluate_pairs(request: EvaluationRequest) -> EvaluationOutcome:
     """Translate or summarize the sources of pairs, and score the outputs."""
     from vaswani.data.sources.corpus import load_corpus
     from vaswani.data.sources.corpus_spec import CorpusSpec
-    from vaswani.evaluation.resampling import resampled_scores
-    from vaswani.evaluation.text_metrics import METRICS_OF_TASK, check_task, score_texts
+    from vaswani.evaluation.text_metrics import METRICS_OF_TASK, check_task
     from vaswani.evaluation.translator import evaluate as evaluate_translator
     from vaswani.inference.translate.files import as_text
     from vaswani.inference.translate.translation import Translator, check_search
@@ -262,9 +262,8 @@ def _evaluate_pairs(request: EvaluationRequest) -> EvaluationOutcome:
     check_search(options, n_best=1, remedy=REMEDY)
     split, rows = request.load_rows(load_corpus, CorpusSpec, trained)
     translator = Translator.from_pretrained(request.models, **options)
-    scorers = partial(score_texts, task=task), partial(resampled_scores, task=task)
     with progress_bar(len(rows), " rows") as bar:
-        result = evaluate_translator(translator, rows, scorers[0], bar.update, scorers[1])
+        result = evaluate_translator(translator, rows, task, bar.update, with_intervals=True)
     names = (*ENSEMBLE_OPTIONS, *ENGINE_OPTIONS, "num_beams", "length_penalty", "max_source_length")
     search = {
         name: options[name] for name in (*names, "max_length", *SEARCH_OPTIONS) if options[name] is not None

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from vaswani.distillation.measuring import (
 from vaswani.errors import UserError
 from vaswani.evaluation.estimates import PERCENTILES, RESAMPLES
 from vaswani.evaluation.resampling import resampled_scores
-from vaswani.evaluation.text_metrics import check_task, score_texts, task_of_metric
+from vaswani.evaluation.text_metrics import check_task, task_of_metric
 from vaswani.evaluation.translator import Evaluation, evaluate
 from vaswani.files.run_settings import read_settings
 from vaswani.inference.translate.translation import Translator
@@ -145,8 +144,7 @@ def compare(
     translators = [candidate.translator for candidate in candidates]
     _check(students, translators, metric)
     rows, task = list(rows), task_of_metric(metric)
-    score = partial(score_texts, task=task)
-    evaluations = [evaluate(translator, rows, score, progress) for translator in translators]
+    evaluations = [evaluate(translator, rows, task, progress) for translator in translators]
     # Evenly spread, because the rows may be sorted by length.
     sources = [rows[number]["source"] for number in evenly_spread(len(rows), SPEED_ROWS)]
     seconds = decoding_seconds(translators, sources, progress)

@@ -7,18 +7,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from vaswani.errors import UserError
 from vaswani.evaluation import score_names
 from vaswani.evaluation.estimates import Estimate
 from vaswani.evaluation.final import metric_entries
+from vaswani.evaluation.resampling import resampled_scores
 from vaswani.evaluation.summary import score_fields, speed_line
+from vaswani.evaluation.text_metrics import score_texts
 from vaswani.inference.translate.results import Translation
 from vaswani.inference.translate.translation import Translator
-
-Scorer = Callable[[list[str], list[str]], tuple[dict[str, float], dict[str, str]]]
-Resampler = Callable[[list[str], list[str]], dict[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -93,9 +90,9 @@ class Evaluation:
 def evaluate(
     translator: Translator,
     rows: Iterable[Mapping[str, str]],
-    score: Scorer,
+    task: str = "translation",
     progress: Callable[[int], object] | None = None,
-    resample: Resampler | None = None,
+    with_intervals: bool = False,
 ) -> Evaluation:
     """Translate the `source` of each row and score the translations against the `target`s.
 
@@ -104,10 +101,9 @@ def evaluate(
     Args:
         translator: the model with its options.
         rows: mappings with the texts `source` and `target`.
-        score: returns scores and signatures for translations and references.
+        task: selects the metrics (see `score_texts`).
         progress: is called with the number of rows of each finished batch.
-        resample: returns the scores of resampled rows for translations and references; None means no
-            confidence intervals.
+        with_intervals: also compute the confidence intervals of the scores.
 
     Raises:
         UserError: there are no rows.
@@ -122,7 +118,7 @@ def evaluate(
     translations = list(translator.translate(sources, with_scores=False, progress=progress))
     seconds = time.perf_counter() - start
     texts = [translation.text for translation in translations]
-    scores, signatures = score(texts, references)
-    resampled = {} if resample is None else resample(texts, references)
+    scores, signatures = score_texts(texts, references, task)
+    resampled = resampled_scores(texts, references, task) if with_intervals else {}
     estimates = {name: Estimate.from_resamples(scores[name], found) for name, found in resampled.items()}
     return Evaluation(translations, scores, signatures, seconds, estimates)
