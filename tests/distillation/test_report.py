@@ -171,7 +171,7 @@ def test_differences_between_models_are_reported() -> None:
     text = as_markdown(with_student(dtype="bfloat16", max_length=512, untranslated_rows=3, cut_off_rows=1002))
     assert "max_length 1024, 512." in text
     assert "float32, bfloat16." in text
-    assert "Too long for `small`, counted as empty: 3 rows." in text
+    assert "Not translated by `small`, counted as empty: 3 rows." in text
     assert "Source cut off for `small`: 1,002 rows." in text
     assert "for `large`" not in text
 

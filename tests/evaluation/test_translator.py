@@ -54,7 +54,7 @@ def test_a_source_that_is_too_long_counts_as_empty_and_is_reported() -> None:
     evaluation = evaluate(Translator(model, toy_tokenizer()), rows_of(pairs))
     assert evaluation.scores["exact_match"] == 50
     assert evaluation.to_dict()["untranslated_rows"] == 1
-    assert "too long, counted as empty: 1" in str(evaluation)
+    assert "not translated, counted as empty: 1; the first: it has " in str(evaluation)
     cut = Translator(model, toy_tokenizer(), max_source_length=40)
     evaluation = evaluate(cut, rows_of(pairs))
     assert (evaluation.untranslated_rows, evaluation.to_dict()["cut_off_rows"]) == (0, 1)

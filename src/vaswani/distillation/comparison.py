@@ -57,7 +57,7 @@ class ModelResult(Measured):
 
     dtype: str  # dtype of the weights
     max_length: int  # most tokens of a translation: the option, or less if the model has fewer positions
-    untranslated_rows: int  # too long for the model; they count as empty translations
+    untranslated_rows: int  # they count as empty translations
     cut_off_rows: int  # rows whose source was truncated to `max_source_length` tokens
     sentences_per_second: float  # from the median of `seconds`
 

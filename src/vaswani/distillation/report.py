@@ -241,7 +241,7 @@ def _conditions(comparison: Comparison) -> Iterator[str]:
     yield speed_line(comparison, dtypes)
     for model in comparison.models:
         if model.untranslated_rows:
-            yield f"- Too long for `{model.name}`, counted as empty: {model.untranslated_rows:,} rows."
+            yield f"- Not translated by `{model.name}`, counted as empty: {model.untranslated_rows:,} rows."
         if model.cut_off_rows:
             yield f"- Source cut off for `{model.name}`: {model.cut_off_rows:,} rows."
 

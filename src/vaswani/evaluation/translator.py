@@ -38,7 +38,7 @@ class Evaluation:
 
     @property
     def untranslated_rows(self) -> int:
-        """Number of rows whose source is too long for the model."""
+        """Number of rows that have no translation, because their source is too long, for example."""
         return sum(translation.problem is not None for translation in self.translations)
 
     @property
@@ -58,8 +58,8 @@ class Evaluation:
             for name, value in self.scores.items()
         ]
         rows.append(speed_line(len(self.translations), "rows", self.seconds))
-        if self.untranslated_rows:
-            rows.append(f"too long, counted as empty: {self.untranslated_rows:,}")
+        if problems := [each.problem for each in self.translations if each.problem is not None]:
+            rows.append(f"not translated, counted as empty: {len(problems):,}; the first: {problems[0]}")
         if self.cut_off_rows:
             rows.append(f"source cut off: {self.cut_off_rows:,}")
         if self.unfinished_rows:
@@ -96,7 +96,7 @@ def evaluate(
 ) -> Evaluation:
     """Translate the `source` of each row and score the translations against the `target`s.
 
-    A source that is too long for the model counts as an empty translation.
+    A source that cannot be translated, because it is too long, for example, counts as an empty translation.
 
     Args:
         translator: the model with its options.
