@@ -72,13 +72,13 @@ def tokenize_corpus(
         report: receives the counts; use each report for one call.
         truncated: sides (`"source"`, `"target"` or both) whose over-long texts are truncated instead of left
             out; their special tokens are kept.
-        is_evaluation: keep the column `target` for scores, because a tokenizer may lose parts of a text. Of a
-            truncated target, keep the first tokens: no end token, which would count as right where the text
-            goes on.
+        is_evaluation: keep the column `target` for scores, because a tokenizer may lose parts of a text, and
+            `direction`. Of a truncated target, keep the first tokens: no end token, which would count as
+            right where the text goes on.
 
     Returns:
         Columns `input_ids` and `labels` (lists of int32, with special tokens), `source_length` and
-        `target_length` (int32), and `target` if it is kept.
+        `target_length` (int32), and those that are kept.
 
     Raises:
         UserError: a column is missing, a tokenizer does not end sequences or does not know the language of
@@ -87,10 +87,11 @@ def tokenize_corpus(
     columns = dataset.column_names or []
     if missing := {"source", "target"}.difference(columns):
         raise UserError(f"the rows to tokenize have no column {sorted(missing)}; they have {columns}")
+    kept = {name: Value("string") for name in ("target", "direction") if is_evaluation and name in columns}
     encoding = _Encoding(
         check_encodes(source_tokenizer, "source", max_source_length),
         check_encodes(target_tokenizer, "target", max_target_length),
-        Features({**TOKEN_FEATURES, "target": Value("string")}) if is_evaluation else TOKEN_FEATURES,
+        Features({**TOKEN_FEATURES, **kept}),
     )
     limits = _LengthLimits(
         frames=(encoding.sources.frame(), encoding.targets.frame()),

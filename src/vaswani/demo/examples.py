@@ -10,7 +10,7 @@ from typing import Any
 from huggingface_hub import ModelCard
 from yaml import YAMLError
 
-from vaswani.data.sources.corpus import BUILT_IN_DATES
+from vaswani.data.sources.corpus_spec import BUILT_IN_DATES
 from vaswani.data.sources.dates import generate_dates
 from vaswani.errors import UserError
 from vaswani.files.json_files import read_object

@@ -48,7 +48,7 @@ from vaswani.distillation.teacher_targets import (
     with_teacher_targets,
 )
 from vaswani.distillation.trainer import DistillationTrainer, check_no_consistency, teacher_logits
-from vaswani.errors import UserError
+from vaswani.errors import UserError, listing
 from vaswani.evaluation.text_metrics import METRICS_OF_TASK
 from vaswani.hub.card import name_of_data
 from vaswani.hub.checkpoint import load_checkpoint
@@ -59,6 +59,7 @@ from vaswani.training.config.arguments import ModelArguments, RunConfig
 from vaswani.training.config.options import default_of
 from vaswani.training.runs.base import Tokenizers
 from vaswani.training.runs.models import new_model
+from vaswani.training.runs.source_tags import check_has_tags
 from vaswani.training.runs.translation import TrainingRun, model_config, use_start_token_of_tokenizer
 from vaswani.training.trainer.checkpoints import check_writable
 from vaswani.training.trainer.seq2seq import Trainer
@@ -119,6 +120,11 @@ class DistillationRun(TrainingRun):
         check_teachers(self.config)
         if self.options.teacher_cache is not None:
             check_writable(Path(self.options.teacher_cache), "teacher_cache")
+        if self.config.data.directions and self.options.languages:
+            names = listing(self.options.languages)
+            raise UserError(
+                f"directions writes a tag before each source, and {names} choose one; leave one out"
+            )
         if self.config.data.streaming:
             raise UserError("a distillation reads its corpus more than once; leave out streaming")
         if self.config.data.bpe_dropout and self.options.teacher_top_k:
@@ -221,6 +227,8 @@ class DistillationRun(TrainingRun):
         """Keep the test rows for the report; give the training rows the teacher's targets if asked for."""
         check_encodes(tokenizers[0], "source", self.config.data.max_source_length)
         check_encodes(tokenizers[1], "target", self.config.data.max_target_length)
+        if self.config.data.directions:
+            check_has_tags(self.teacher.tokenizers[0], self.config.data.tags)
         self.test_split = "test" if "test" in corpus.splits else "validation"
         if self.test_split in corpus.splits:
             self.test_rows = self.limit_evaluated(self.test_split, corpus.splits[self.test_split])

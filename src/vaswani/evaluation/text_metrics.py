@@ -205,7 +205,7 @@ def score_texts(
 class TextMetrics:
     """`compute_metrics` for a `Seq2SeqTrainer` that evaluates with `predict_with_generate`.
 
-    Keeps the latest scores with their signatures and texts, which a trainer cannot log.
+    Keeps the latest scores, with their signatures and texts, which a trainer cannot log.
 
     Args:
         target_tokenizer: decodes predictions and labels.
@@ -219,6 +219,7 @@ class TextMetrics:
         self.signatures: dict[str, str] = {}
         self.predictions: list[str] = []
         self.references: list[str] = []
+        self.of_directions: dict[str, float] = {}
 
     def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
         """Score generated token ids [rows, length] against label ids [rows, length].
@@ -232,8 +233,21 @@ class TextMetrics:
         padding = self.targets.tokenizer.pad_token_id
         return self.targets.decode(np.where(token_ids == IGNORED_LABEL, padding, token_ids))
 
-    def compare(self, predictions: list[str], references: list[str]) -> dict[str, float]:
-        """Score each text against its reference."""
+    def compare(
+        self, predictions: list[str], references: list[str], directions: Sequence[str] = ()
+    ) -> dict[str, float]:
+        """Score each text against its reference.
+
+        If the direction of each is given, the task's first metric also scores each direction alone, as in
+        `bleu_en-de`.
+        """
         self.predictions, self.references = predictions, references
         self.scores, self.signatures = score_texts(predictions, references, self.task)
-        return self.scores
+        name, metric = next(iter(METRICS_OF_TASK[self.task].items()))
+        self.of_directions = {}
+        for direction in dict.fromkeys(directions):
+            rows = [row for row, each in enumerate(directions) if each == direction]
+            texts = {"predictions": [predictions[row] for row in rows]}
+            texts["references"] = [references[row] for row in rows]
+            self.of_directions[f"{name}_{direction}"] = metric(keep_in_memory=True).compute(**texts)[name]
+        return self.scores | self.of_directions

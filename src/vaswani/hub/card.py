@@ -12,6 +12,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
+from vaswani.data.sources.directions import columns_of, parse_directions
 from vaswani.data.sources.reading import table_format
 from vaswani.data.text.gap_sentences import PEGASUS_MASK
 from vaswani.data.text.span_denoising import sentinel_names
@@ -221,8 +222,15 @@ def _hub_metric(name: str) -> str:
 
 def _languages(run: RunMetadata) -> list[str]:
     """Return language codes without script and region, as the Hub expects them."""
-    stated = run.settings.get("language") or run.corpus.get("locales") or []
+    stated = run.settings.get("language") or run.corpus.get("locales") or _named_languages(run)
     return sorted({code.replace("_", "-").partition("-")[0] for code in stated})
+
+
+def _named_languages(run: RunMetadata) -> list[str]:
+    """Return the language codes that name the columns of a multilingual corpus, if all of them are codes."""
+    columns = columns_of(parse_directions(run.settings.get("directions") or []))
+    names = [column.rpartition(".")[2].replace("_", "-") for column in columns]
+    return names if all(map(_LANGUAGE.fullmatch, names)) else []
 
 
 def _hub_dataset(run: RunMetadata) -> str | None:
@@ -298,6 +306,9 @@ def _training_task(run: RunMetadata) -> str:
             return (
                 f"{trained} on {data} to predict a line of `{files[1].name}` from that of `{files[0].name}`"
             )
+        if directions := settings.get("directions"):
+            pairs = ", ".join(f"`{each}`" for each in directions)
+            return f"{trained} on {data} to predict one column of a row from another ({pairs})"
         source, target = (settings.get(f"{side}_field", side) for side in ("source", "target"))
         return f"{trained} on {data} to predict the `{target}` of a row from its `{source}`"
     scratch = "trained from new weights" if settings.get("from_scratch") else None
@@ -396,6 +407,8 @@ def _results(run: RunMetadata, repo_id: str) -> str:
         markdown_table(["Metric", "Score", "95 % interval", "Signature"], rows, numbers=["Score"]),
         f"Intervals: {evaluation['intervals']}.",
     ]
+    if scores := evaluation.get("directions"):
+        parts.append(f"By direction: {', '.join(f'{name} {score:.2f}' for name, score in scores.items())}.")
     if evaluation.get("examples"):
         parts += ["Evenly spaced rows of that split:", _examples(evaluation["examples"])]
     return "\n\n".join(parts)

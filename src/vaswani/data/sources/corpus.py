@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
@@ -23,8 +23,8 @@ from datasets import Dataset, IterableDataset
 from datasets.arrow_writer import ArrowWriter
 
 from vaswani.data.caching import ROWS, cache_key, cached_folder, open_rows
-from vaswani.data.sources import corpus_spec, reading
-from vaswani.data.sources.corpus_spec import SPLITS, BaseCorpusSpec, TextCorpusSpec
+from vaswani.data.sources import corpus_spec, directions, reading
+from vaswani.data.sources.corpus_spec import BUILT_IN_DATES, SPLITS, BaseCorpusSpec, TextCorpusSpec
 from vaswani.data.sources.reading import Row
 from vaswani.data.sources.row_report import RowReport
 from vaswani.data.sources.shared_rows import count_shared_rows
@@ -41,7 +41,6 @@ from vaswani.errors import UserError, listing
 
 logger = logging.getLogger(__name__)
 
-BUILT_IN_DATES = "dates"
 REPORT = "report.json"
 RowsOf = Callable[[Source, Any, RowReport], Iterator[dict[str, Any]]]
 
@@ -49,6 +48,8 @@ RowsOf = Callable[[Source, Any, RowReport], Iterator[dict[str, Any]]]
 @dataclass
 class Corpus:
     """The splits of a corpus, with only the text columns `source` and `target`, or `text`.
+
+    With directions (see `CorpusSpec`), there is also a column `direction`.
 
     Args:
         splits: the requested splits that exist.
@@ -244,8 +245,8 @@ def _dataset_rows(dataset: Dataset | IterableDataset, *names: str) -> Iterator[R
 # Counting, streaming and caching them.
 
 
-def _usable_rows(rows: Iterable[Row], report: RowReport) -> Iterator[tuple[str, ...]]:
-    for row in rows:
+def _usable_rows(source: Source, spec: BaseCorpusSpec, report: RowReport) -> Iterator[tuple[str, ...]]:
+    for row in spec.examples(source.rows()):
         problem = reading.problem_of(row)
         if problem is None:
             report.kept += 1
@@ -280,19 +281,19 @@ class _RowStream:
     """The rows of a source as a generator function; each pass starts new counts."""
 
     source: Source
-    columns: tuple[str, ...]
+    spec: BaseCorpusSpec
     report: RowReport
 
     def __call__(self) -> Iterator[dict[str, str]]:
         self.report.reset()
-        for row in _usable_rows(self.source.rows(), self.report):
-            yield dict(zip(self.columns, row, strict=True))
+        for row in _usable_rows(self.source, self.spec, self.report):
+            yield dict(zip(self.spec.features, row, strict=True))
         check_report(self.source, self.report)
 
 
 def _stream(source: Source, spec: BaseCorpusSpec) -> tuple[IterableDataset, RowReport]:
     report = RowReport()
-    stream = _RowStream(source, spec.columns, report)
+    stream = _RowStream(source, spec, report)
     return IterableDataset.from_generator(stream, features=spec.features), report
 
 
@@ -301,7 +302,7 @@ def _cache(source: Source, spec: BaseCorpusSpec, identity: dict[str, Any]) -> tu
 
     The key includes the code that reads the rows, so that other versions do not share rows.
     """
-    key = cache_key(identity, __file__, corpus_spec.__file__, reading.__file__)
+    key = cache_key(identity, __file__, corpus_spec.__file__, directions.__file__, reading.__file__)
     folder = cached_folder(key, partial(_write_rows, source, spec))
     report = RowReport(**json.loads((folder / REPORT).read_text()))
     check_report(source, report)
@@ -311,13 +312,13 @@ def _cache(source: Source, spec: BaseCorpusSpec, identity: dict[str, Any]) -> tu
 def _write_rows(source: Source, spec: BaseCorpusSpec, folder: Path) -> None:
     """Write the rows of a source and their report into a folder."""
     report = RowReport()
-    rows = _usable_rows(source.rows(), report)
+    rows = _usable_rows(source, spec, report)
     with (
         ArrowWriter(path=str(folder / ROWS), features=spec.features) as writer,
         datasets.utils.tqdm(desc=f"Reading {source.name}", unit=" rows") as progress,
     ):
         while batch := list(islice(rows, reading.ROWS_PER_BATCH)):
-            writer.write_batch(dict(zip(spec.columns, zip(*batch, strict=True), strict=True)))
+            writer.write_batch(dict(zip(spec.features, zip(*batch, strict=True), strict=True)))
             progress.update(len(batch))
         writer.finalize()
     (folder / REPORT).write_text(json.dumps(asdict(report)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -10,11 +10,13 @@ from typing import Any, ClassVar, Literal
 from datasets import Features, Value
 
 from vaswani.data.sources import reading
+from vaswani.data.sources.directions import columns_of, examples_of, parse_directions
 from vaswani.data.sources.reading import Row
 from vaswani.errors import UserError
 from vaswani.files.line_files import COLUMN_ENDINGS
 
 SPLITS = ("train", "validation", "test")
+BUILT_IN_DATES = "dates"
 TEXT_FEATURES = Features({"source": Value("string"), "target": Value("string")})
 
 
@@ -94,6 +96,10 @@ class BaseCorpusSpec:
         """Yield the rows of plain text files, one file per column."""
         raise NotImplementedError
 
+    def examples(self, rows: Iterable[Row]) -> Iterable[Row]:
+        """Return the examples of rows: by default, each row with the requested fields is one."""
+        return rows
+
 
 @dataclass
 class CorpusSpec(BaseCorpusSpec):
@@ -102,12 +108,49 @@ class CorpusSpec(BaseCorpusSpec):
     Args:
         source_field: field of the source text; a dot reaches into nested columns (`translation.de`).
         target_field: field of the target text.
+        directions: instead of these fields, pairs of them, such as "en-de". Each row is then an example for
+            each, whose source begins with a tag (see `directions`) and whose column `direction` names it.
+
+    Raises:
+        UserError: directions are malformed, or the corpus has no fields to name.
     """
 
     columns = ("source", "target")
 
     source_field: str = "source"
     target_field: str = "target"
+    directions: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._directions = parse_directions(self.directions)
+        texts = [name for files in self.files.values() for name in files if not _has_all_columns(name)]
+        without = [BUILT_IN_DATES] if self.dataset == BUILT_IN_DATES else texts
+        if self.directions and without:
+            raise UserError(
+                f"directions needs tables with a column for each language, not {without[0]}; give tables "
+                "(JSONL, CSV, TSV, Parquet), or write tags before the sources and name them as source_tags"
+            )
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The name of the field to read for each option; directions read several."""
+        of_directions = {f"directions ({name})": name for name in columns_of(self._directions)}
+        return of_directions or super().options
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The options that the rows of files depend on."""
+        return {"directions": list(map(str, self._directions))} if self.directions else super().identity
+
+    @property
+    def features(self) -> Features:
+        """The columns, all of which hold text."""
+        return Features({**super().features, **({"direction": Value("string")} if self.directions else {})})
+
+    def examples(self, rows: Iterable[Row]) -> Iterable[Row]:
+        """Return the examples of rows: one for each direction or, without directions, the row."""
+        return examples_of(rows, self._directions) if self.directions else rows
 
     def read_text(self, *paths: Path) -> Iterator[Row]:
         """Yield sources and targets, line by line."""

@@ -32,7 +32,7 @@ from vaswani.errors import UserError, listing
 from vaswani.files.json_files import RepeatedKeyError, parse_json
 from vaswani.files.line_files import BEGINNING, LONGEST_LINE, has_old_line_ends, not_utf8, paragraphs
 
-Row = tuple[Any, ...] | None  # (source, target) or (text,)
+Row = tuple[Any, ...] | None  # (source, target), (source, target, direction) or (text,)
 
 ROWS_TO_FIND_FIELDS = 1000  # rows searched for fields, because JSON rows may have different ones
 ROWS_PER_BATCH = 1000
@@ -60,7 +60,7 @@ def problem_of(row: Row) -> str | None:
     """
     if row is None:
         return "malformed"
-    for cell, name in zip(row, ("source", "target") if len(row) == 2 else ("text",), strict=True):
+    for cell, name in zip(row, ("text",) if len(row) == 1 else ("source", "target"), strict=False):
         if not isinstance(cell, str):
             return f"missing_{name}"
     if not all(map(is_utf8, row)):

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from vaswani.bounds import LARGEST_SEED
 from vaswani.data.sources.corpus_spec import CorpusSpec
+from vaswani.data.sources.directions import parse_directions, tags_of
 from vaswani.data.sources.reading import table_format
 from vaswani.errors import UserError
 from vaswani.evaluation.text_metrics import METRICS
@@ -18,9 +19,11 @@ from vaswani.training.config.options import (
     FIELDS_WITHOUT_EFFECT,
     BaseConfig,
     Section,
+    default_of,
     field_with_default,
     fields_fixed_by_model,
     option,
+    plain,
 )
 from vaswani.training.config.training_arguments import ContinuedTrainingArguments, TrainingArguments
 
@@ -136,9 +139,19 @@ class CorpusArguments(Section):
     test_file: list[str] = option([], "Test file(s), in the same formats.")
 
 
+REPLACED_BY_DIRECTIONS = (
+    *("source_field", "target_field", "source_tags"),
+    *("source_language", "target_language", "source_prefix"),
+)
+
+
 @dataclass
 class PairsArguments(CorpusArguments):
-    """The parallel corpus and the limits on its rows."""
+    """The parallel corpus and the limits on its rows.
+
+    Raises:
+        UserError: directions are malformed, or given together with what they replace.
+    """
 
     task: Literal["translation", "summarization"] = option(
         "translation",
@@ -154,6 +167,11 @@ class PairsArguments(CorpusArguments):
         "source", "Column of the source text; a dot selects a nested column (translation.de)."
     )
     target_field: str = option("target", "Column of the target text.")
+    directions: list[str] = option(
+        [],
+        "For several languages in one model: pairs of columns in place of these two, such as: en-de de-en. "
+        "Each row is an example of each, whose source begins with the tag of its target, such as >>de<<.",
+    )
     streaming: bool = option(
         False, "Stream the training data, for data larger than memory; requires max_steps."
     )
@@ -178,13 +196,31 @@ class PairsArguments(CorpusArguments):
         at_most=1,
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.tags  # raises for malformed directions
+        for one in fields(self) if self.directions else ():
+            value = getattr(self, one.name)
+            if one.name in REPLACED_BY_DIRECTIONS and value != default_of(one):
+                raise UserError(
+                    f"directions and {one.name}={plain(value)} were both given, and directions names columns "
+                    "and writes tags; leave one of them out"
+                )
+
     @property
     def corpus(self) -> CorpusSpec:
         """Location and columns of the corpus."""
         return self.part(CorpusSpec)
 
+    @property
+    def tags(self) -> list[str]:
+        """The tags that sources begin with."""
+        return tags_of(parse_directions(self.directions))
+
     def unused(self) -> dict[str, str]:
         """Return the fields that have no effect with the given values, and why."""
+        if self.directions:
+            return dict.fromkeys(("source_field", "target_field"), "directions")
         if len(self.train_file) != 2 or any(map(table_format, map(Path, self.train_file))):
             return {}
         return dict.fromkeys(
@@ -217,6 +253,11 @@ class DataArguments(PairsArguments):
         "Tokens that sources begin with, such as >>de<< >>fr<< for the languages of their targets; a "
         "vocabulary that is trained keeps each whole.",
     )
+
+    @property
+    def tags(self) -> list[str]:
+        """The tags that sources begin with, written by hand or by `directions`."""
+        return super().tags or self.source_tags
 
     def unused(self) -> dict[str, str]:
         """Return the fields that have no effect with the given values, and why."""

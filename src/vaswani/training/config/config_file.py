@@ -34,6 +34,8 @@ REPLACED_BY = {
     "num_train_epochs": ("max_steps",),
     "dataset": _FILES,
     **dict.fromkeys(_FILES, ("dataset", "dataset_config")),
+    "directions": ("source_field", "target_field", "source_tags"),
+    **dict.fromkeys(("source_field", "target_field"), ("directions",)),
 }
 
 

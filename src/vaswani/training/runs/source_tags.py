@@ -9,8 +9,10 @@ from itertools import islice
 
 from accelerate import PartialState
 from datasets import Dataset, IterableDataset
+from transformers import PreTrainedTokenizerBase
 
 from vaswani.data.sources.corpus import Corpus
+from vaswani.data.sources.directions import parse_directions
 from vaswani.data.sources.reading import shown
 from vaswani.data.text_codec import TextCodec, Tokenizers, source_prefix, source_tags, with_source_tags
 from vaswani.errors import UserError, listing
@@ -36,6 +38,28 @@ def all_begin_with_tags(rows: Dataset | IterableDataset, tags: Sequence[str]) ->
         )
     untagged.warn(tags)
     return not untagged.number
+
+
+def check_all_have_rows(directions: Sequence[str], rows: Dataset) -> None:
+    """Raise `UserError` unless each direction has training rows."""
+    found = rows.unique("direction")
+    for direction in parse_directions(directions):
+        if str(direction) not in found:
+            raise UserError(
+                f"directions={direction}: no training row has text in both columns; give such rows, or leave "
+                "it out"
+            )
+
+
+def check_has_tags(tokenizer: PreTrainedTokenizerBase, tags: Sequence[str]) -> None:
+    """Raise `UserError` unless each tag of the directions is a token of the source tokenizer."""
+    codec = TextCodec(tokenizer)
+    if missing := [tag for tag in tags if tag not in codec.vocabulary()]:
+        known = f"tags such as {listing(codec.tags[:3])}" if codec.tags else "no tags"
+        raise UserError(
+            f"directions: the tokenizer has {known} and no token {missing[0]}; name columns after its tags, "
+            "or leave tokenizer (or model) out, so that one with these tags is trained"
+        )
 
 
 def without_unused_tags(tokenizers: Tokenizers, corpus: Corpus) -> Tokenizers:

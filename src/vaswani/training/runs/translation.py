@@ -72,7 +72,13 @@ from vaswani.training.runs.models import (
     open_pretrained,
     seed_everything,
 )
-from vaswani.training.runs.source_tags import all_begin_with_tags, warn_of_untagged, without_unused_tags
+from vaswani.training.runs.source_tags import (
+    all_begin_with_tags,
+    check_all_have_rows,
+    check_has_tags,
+    warn_of_untagged,
+    without_unused_tags,
+)
 from vaswani.training.runs.trained_parts import check_trainable, only_trained_parts
 from vaswani.training.trainer.consistency import check_passes_differ
 from vaswani.training.trainer.seq2seq import Trainer
@@ -121,8 +127,8 @@ class TrainingRun(BaseRun):
                 "has none; leave one of them out"
             )
         elif data.tokenizer_kind != "byte":
-            check_vocab_size(data.vocab_size, "translation", data.source_tags, data.tokenizer_kind)
-        check_tags(data.source_tags)
+            check_vocab_size(data.vocab_size, "translation", data.tags, data.tokenizer_kind)
+        check_tags(data.tags)
         shape = model_config(model, *sizes, one_vocabulary=self.expects_one_vocabulary)
         check_attention_kernel(AutoModelForSeq2SeqLM, shape, model.attn_implementation)
         check_passes_differ(self.config.training.consistency_weight, shape)
@@ -182,18 +188,32 @@ class TrainingRun(BaseRun):
 
     # ---------------------------------------------------------------------------- tokenizers, rows and model
 
+    def check_splits(self, corpus: Corpus) -> None:
+        """As in `BaseRun`; each direction also needs rows to train on, which a stream does not tell."""
+        super().check_splits(corpus)
+        rows = corpus.split("train")
+        if self.config.data.directions and isinstance(rows, Dataset):
+            check_all_have_rows(self.config.data.directions, rows)
+
+    def saved_or_new_tokenizers(self, corpus: Corpus, identity: dict[str, Any]) -> Tokenizers:
+        """As in `BaseRun`; they must have the tags of the directions."""
+        tokenizers = super().saved_or_new_tokenizers(corpus, identity)
+        if self.config.data.directions:
+            check_has_tags(tokenizers[0], self.config.data.tags)
+        return tokenizers
+
     def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
         """The source and the target tokenizer: one object when the vocabulary is shared."""
         data = self.config.data
         if self.given_tokenizers is not None:
             return without_unused_tags(self.given_tokenizers, corpus)
-        has_tags = bool(data.source_tags) and all_begin_with_tags(
-            self.vocabulary_rows(corpus), data.source_tags
+        has_tags = bool(data.directions) or (
+            bool(data.tags) and all_begin_with_tags(self.vocabulary_rows(corpus), data.tags)
         )
         columns = ["source", "target"] if data.shared_vocab else ["source"]
-        of_source = self.new_tokenizer(corpus, columns, tags=data.source_tags)
+        of_source = self.new_tokenizer(corpus, columns, tags=data.tags)
         if has_tags:
-            of_source = with_source_tags(of_source, data.source_tags)
+            of_source = with_source_tags(of_source, data.tags)
         return of_source, of_source if data.shared_vocab else self.new_tokenizer(corpus, ["target"])
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
@@ -519,6 +539,8 @@ def _show_scores(
     metrics = trainer.compute_metrics
     if not isinstance(metrics, TextMetrics) or trainer.args.prediction_loss_only:
         return None
+    for name, score in metrics.of_directions.items():
+        print(f"{name} {score:.2f}")
     print(*dict.fromkeys(metrics.signatures.values()), sep="\n", end="\n\n")
     chosen = evenly_spread(len(rows), NUM_EXAMPLES)
     examples = [
@@ -529,6 +551,8 @@ def _show_scores(
         show_example([example["source"]], example["translation"], example["reference"])
     entries = metric_entries(score_names.TEXTS, _estimates(metrics), metrics.signatures)
     more: dict[str, Any] = {"search": _search(trainer), "examples": examples}
+    if metrics.of_directions:
+        more["directions"] = metrics.of_directions
     return record(split, len(rows), entries, extra_package=SCORING_PACKAGE[metrics.task], **more)
 
 

@@ -35,9 +35,9 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
     """Trains an encoder-decoder model on a tokenized parallel corpus.
 
     Data sets hold `input_ids` and `labels` (lists of token ids), and may hold `target`, the texts that
-    `TextMetrics` compares with in place of the decoded labels. A batch holds `args.max_tokens_per_batch`
-    tokens at most, padding included. Predictions come back in the order of the data set, each row once,
-    whatever the batches and the number of processes.
+    `TextMetrics` compares with in place of the decoded labels, and `direction`, for scores of each. A batch
+    holds `args.max_tokens_per_batch` tokens at most, padding included. Predictions come back in the order of
+    the data set, each row once, whatever the batches and the number of processes.
 
     Args:
         target_processing_class: the target tokenizer, if it is not the source's; saved with checkpoints.
@@ -191,10 +191,12 @@ class Trainer(BaseTrainer, Seq2SeqTrainer):
     ) -> dict[str, float]:
         """As in `BaseTrainer`; if a data set has target texts, `TextMetrics` compares with them."""
         metrics = self.compute_metrics
-        has_texts = "target" in (getattr(dataset, "column_names", None) or ())
+        columns = getattr(dataset, "column_names", None) or ()
+        has_texts = "target" in columns
         if predictions is None or not has_texts or not isinstance(metrics, TextMetrics):
             return super().scores(dataset, predictions, labels)
-        return metrics.compare(metrics.decode(predictions), dataset["target"][:])
+        directions = dataset["direction"][:] if "direction" in columns else ()
+        return metrics.compare(metrics.decode(predictions), dataset["target"][:], directions)
 
     def prediction_step(  # type: ignore[override]  # the loss is a tensor, whatever the library's hints say
         self,
