@@ -172,6 +172,17 @@ def test_files_of_lines_have_no_fields() -> None:
     assert "to predict a line of `train.es` from that of `train.fi`" in card
 
 
+def test_directions_name_the_columns_and_their_languages() -> None:
+    facts = replace(FACTS, settings={"dataset": "corpus", "directions": ["en:zh_CN", "t.de-en"]})
+    assert "to predict one column of a row from another (`en:zh_CN`, `t.de-en`)" in text_of(facts)
+    assert "Languages: de, en, zh" in section(text_of(facts), "Data")
+    assert metadata_of(facts, language=["fr"])["language"] == ["fr"]
+    assert "Languages: not stated" in section(text_of(facts, directions=["english-de"]), "Data")
+    scored = {**facts.evaluation, "directions": {"bleu_t.de-en": 12.345, "bleu_en:zh_CN": 6}}
+    told = section(text_of(replace(facts, evaluation=scored)), "Results")
+    assert "By direction: bleu_t.de-en 12.35, bleu_en:zh_CN 6.00." in told
+
+
 def test_each_section_holds_the_known_facts() -> None:
     card = text_of()
     assert "with 3 encoder layers and 6 decoder layers of width 64, 1,234,567 parameters." in card

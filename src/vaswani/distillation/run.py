@@ -48,7 +48,7 @@ from vaswani.distillation.teacher_targets import (
     with_teacher_targets,
 )
 from vaswani.distillation.trainer import DistillationTrainer, check_no_consistency, teacher_logits
-from vaswani.errors import UserError, listing
+from vaswani.errors import UserError
 from vaswani.evaluation.text_metrics import METRICS_OF_TASK
 from vaswani.hub.card import name_of_data
 from vaswani.hub.checkpoint import load_checkpoint
@@ -121,9 +121,9 @@ class DistillationRun(TrainingRun):
         if self.options.teacher_cache is not None:
             check_writable(Path(self.options.teacher_cache), "teacher_cache")
         if self.config.data.directions and self.options.languages:
-            names = listing(self.options.languages)
+            name = next(iter(self.options.languages))
             raise UserError(
-                f"directions writes a tag before each source, and {names} choose one; leave one out"
+                f"directions and {name} were both given, and directions writes tags; leave one out"
             )
         if self.config.data.streaming:
             raise UserError("a distillation reads its corpus more than once; leave out streaming")

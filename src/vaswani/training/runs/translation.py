@@ -192,7 +192,7 @@ class TrainingRun(BaseRun):
         """As in `BaseRun`; each direction also needs rows to train on, which a stream does not tell."""
         super().check_splits(corpus)
         rows = corpus.split("train")
-        if self.config.data.directions and isinstance(rows, Dataset):
+        if isinstance(rows, Dataset) and "direction" in rows.column_names:
             check_all_have_rows(self.config.data.directions, rows)
 
     def saved_or_new_tokenizers(self, corpus: Corpus, identity: dict[str, Any]) -> Tokenizers:
