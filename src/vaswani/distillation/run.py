@@ -229,6 +229,7 @@ class DistillationRun(TrainingRun):
         check_encodes(tokenizers[1], "target", self.config.data.max_target_length)
         if self.config.data.directions:
             check_has_tags(self.teacher.tokenizers[0], self.config.data.tags)
+            check_has_tags(tokenizers[0], self.config.data.tags)
         self.test_split = "test" if "test" in corpus.splits else "validation"
         if self.test_split in corpus.splits:
             self.test_rows = self.limit_evaluated(self.test_split, corpus.splits[self.test_split])

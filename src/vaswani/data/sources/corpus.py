@@ -286,8 +286,9 @@ class _RowStream:
 
     def __call__(self) -> Iterator[dict[str, str]]:
         self.report.reset()
+        columns = list(self.spec.features)
         for row in _usable_rows(self.source, self.spec, self.report):
-            yield dict(zip(self.spec.features, row, strict=True))
+            yield dict(zip(columns, row, strict=True))
         check_report(self.source, self.report)
 
 

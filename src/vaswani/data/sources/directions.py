@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 from vaswani.data.sources.reading import Row
 from vaswani.errors import UserError
@@ -76,13 +77,12 @@ def examples_of(rows: Iterable[Row], directions: Sequence[Direction]) -> Iterato
     """
     columns = columns_of(directions)
     for row in rows:
-        cells = dict(zip(columns, row or (), strict=False))
+        if row is None:
+            yield from repeat(None, len(directions))
+            continue
+        cells = dict(zip(columns, row, strict=True))
         for each in directions:
-            yield (
-                None
-                if row is None
-                else (_tagged(cells[each.source], each.tag), cells[each.target], str(each))
-            )
+            yield _tagged(cells[each.source], each.tag), cells[each.target], str(each)
 
 
 def _tagged(source: object, tag: str) -> object:

@@ -169,8 +169,8 @@ class PairsArguments(CorpusArguments):
     target_field: str = option("target", "Column of the target text.")
     directions: list[str] = option(
         [],
-        "For several languages in one model: pairs of columns in place of these two, such as: en-de de-en. "
-        "Each row is an example of each, whose source begins with the tag of its target, such as >>de<<.",
+        "Pairs of columns for one multilingual model, instead of source_field and target_field: en-de de-en. "
+        "Each row is an example of each; its source gets the tag of its target column, such as >>de<<.",
     )
     streaming: bool = option(
         False, "Stream the training data, for data larger than memory; requires max_steps."
@@ -198,7 +198,7 @@ class PairsArguments(CorpusArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.tags  # raises for malformed directions
+        parse_directions(self.directions)  # raises for malformed ones
         for one in fields(self) if self.directions else ():
             value = getattr(self, one.name)
             if one.name in REPLACED_BY_DIRECTIONS and value != default_of(one):

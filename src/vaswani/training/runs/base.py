@@ -101,7 +101,7 @@ class BaseRun(ABC):
         if PartialState().is_main_process:
             corpus.count_rows_in_training()
         identity = self.identity(corpus)
-        tokenizers = self.saved_or_new_tokenizers(corpus, identity)
+        tokenizers = self._saved_or_new_tokenizers(corpus, identity)
         with explain_out_of_memory():
             model = self.build_model(tokenizers)
         settings = manifest_of(self.config)
@@ -130,7 +130,7 @@ class BaseRun(ABC):
         if self.checkpoint:
             self.history = check_resumable(self.checkpoint, config).record
 
-    def saved_or_new_tokenizers(self, corpus: Corpus, identity: dict[str, Any]) -> Tokenizers:
+    def _saved_or_new_tokenizers(self, corpus: Corpus, identity: dict[str, Any]) -> Tokenizers:
         """The tokenizers of the checkpoint, which must be of the same data, or those of a new run."""
         if not self.checkpoint:
             return self.build_tokenizers(corpus)

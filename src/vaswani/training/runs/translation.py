@@ -119,6 +119,8 @@ class TrainingRun(BaseRun):
         if self.given_tokenizers is not None:
             source, target = self.given_tokenizers
             sizes = (vocabulary_size(source, "source"), vocabulary_size(target, "target"))
+            if data.directions:
+                check_has_tags(source, data.tags)
             if data.bpe_dropout:
                 check_bpe_dropout(source, data.bpe_dropout)
         elif data.bpe_dropout and data.tokenizer_kind in ("byte", "unigram"):
@@ -194,13 +196,6 @@ class TrainingRun(BaseRun):
         rows = corpus.split("train")
         if isinstance(rows, Dataset) and "direction" in rows.column_names:
             check_all_have_rows(self.config.data.directions, rows)
-
-    def saved_or_new_tokenizers(self, corpus: Corpus, identity: dict[str, Any]) -> Tokenizers:
-        """As in `BaseRun`; they must have the tags of the directions."""
-        tokenizers = super().saved_or_new_tokenizers(corpus, identity)
-        if self.config.data.directions:
-            check_has_tags(tokenizers[0], self.config.data.tags)
-        return tokenizers
 
     def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
         """The source and the target tokenizer: one object when the vocabulary is shared."""
@@ -371,7 +366,7 @@ class ContinuedRun(TrainingRun):
         return for_languages(source, target, **self.config.data.languages)
 
     def check_model(self) -> None:
-        """Raise `UserError` unless the model suits the settings, and knows the languages."""
+        """Raise `UserError` unless the model suits the settings, and knows the languages or the tags."""
         arguments = self.config.model
         check_attention_kernel(AutoModelForSeq2SeqLM, self._shape(), arguments.attn_implementation)
         if not self.config.adapter.lora_dropout:
@@ -380,7 +375,7 @@ class ContinuedRun(TrainingRun):
         check_trainable(
             self.config, self.pretrained, AutoModelForSeq2SeqLM, self._shape(), may_be_adapter=True
         )
-        _ = self.tokenizers
+        check_has_tags(self.tokenizers[0], self.config.data.tags)
 
     def _check_conversion(self) -> None:
         """Raise `UserError` if an adapter would be trained on a converted model, which is not saved."""
