@@ -306,3 +306,19 @@ def test_a_student_learns_the_directions_of_its_teacher(
 
 def test_a_run_without_directions_has_no_tags() -> None:
     assert load_config(None, ["--dataset", "dates"], RunConfig).data.tags == []
+
+
+@pytest.mark.slow
+def test_texts_without_targets_need_tags_of_their_own(
+    options: dict[str, Any], learned: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Path(options["dataset"], "train.jsonl").unlink()
+    texts = tmp_path / "texts.txt"
+    texts.write_text("".join(f"{tag} {row['digits']}\n" for row in rows_of_numbers(8, 5) for tag in TAGS))
+    options |= {"max_steps": 1, "teacher": str(learned / "run"), "teacher_num_beams": 1, "baseline": False}
+    options |= {"unlabelled_file": str(texts), "max_target_length": 8, "soft_target_weight": 0}
+    distill(resolved(options, DistillationConfig))
+    assert "none of the tags" not in caplog.text
+    texts.write_text(texts.read_text().replace(">>de<< ", ""))
+    distill(resolved({**options, "output_dir": tmp_path / "untagged"}, DistillationConfig))
+    assert "sources of the train split begin with none of the tags" in caplog.text
