@@ -110,6 +110,36 @@ def test_the_score_of_a_direction_is_that_of_its_evaluation(
 
 
 @pytest.mark.slow
+def test_without_columns_all_directions_are_evaluated(
+    learned: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [
+        "evaluate",
+        "--model",
+        learned / "run",
+        "--data",
+        learned / "table",
+        "--device",
+        "cpu",
+        "--json",
+    ]
+    status, output, errors = outcome(capsys, *command)
+    assert status == 0, errors
+    evaluation = json.loads((learned / "run" / "evaluation.json").read_text())
+    assert json.loads(output.splitlines()[-1])["bleu"] == pytest.approx(
+        evaluation["metrics"]["bleu"]["value"]
+    )
+    assert "all directions of the training together (digits-en, digits-de)" in errors
+    assert "--source_field digits --target_field en --source_prefix '>>en<< '" in errors
+    status, _, errors = outcome(capsys, *command, "--source_prefix", ">>de<< ")
+    assert status == 2
+    assert "--source_prefix='>>de<< ' is for one direction" in errors
+    status, _, errors = outcome(capsys, *command, "--source_field", "digits")
+    assert status == 2
+    assert "no field 'target'" in errors
+
+
+@pytest.mark.slow
 def test_a_run_tells_its_directions(learned: Path) -> None:
     run = learned / "run"
     assert yaml.safe_load((run / "training_config.yaml").read_text())["directions"] == DIRECTIONS

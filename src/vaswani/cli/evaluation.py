@@ -105,9 +105,30 @@ class EvaluationRequest:
     ) -> tuple[str, "Dataset"]:
         """Load the rows (see `load_split`) with the fields that are given, else those of a training."""
         fields = as_in_training(self.fields, trained)
+        if (directions := trained.get("directions")) and len(self.files) == 1:
+            fields = self._fields_of_directions(directions) or fields
         more |= {name: self.options[name] for name in ("max_rows", "dataset_config")}
         output = self.options["output_name"]
         return load_split(load, spec_class, self.files, self.split, output=output, **fields, **more)
+
+    def _fields_of_directions(self, directions: list[str]) -> dict[str, Any]:
+        """Return the directions of a training as the fields of a table; none if fields are given."""
+        from vaswani.data.sources.directions import parse_directions
+
+        if any(self.fields.values()):
+            return {}
+        first = parse_directions(directions)[0]
+        columns = f"--source_field {first.source} --target_field {first.target}"
+        if (prefix := self.options.get("source_prefix")) is not None:
+            raise UserError(
+                f"--source_prefix={prefix!r} is for one direction of the model, which was trained with "
+                f"directions={' '.join(directions)}; name its columns too, such as {columns}"
+            )
+        warn(
+            f"all directions of the training together ({', '.join(directions)}); for one, give {columns} "
+            f"--source_prefix '{first.tag} '"
+        )
+        return {"directions": directions}
 
     def load_model(self, model_class: Any, **more: Any) -> Any:
         """Load the model with a class for inference."""
