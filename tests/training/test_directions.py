@@ -5,6 +5,7 @@ import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import copytree, ignore_patterns
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from vaswani.data.tokenization import NUM_BYTES, SPECIAL_TOKENS, load_tokenizers
 from vaswani.distillation.config import DistillationConfig
 from vaswani.distillation.run import DistillationRun, distill
 from vaswani.errors import UserError
+from vaswani.hub.hashes import HASHES
 from vaswani.training.config.arguments import RunConfig
 from vaswani.training.config.config_file import load_config
 from vaswani.training.runs.translation import ContinuedRun, TrainingRun, train
@@ -292,6 +294,24 @@ def test_a_given_tokenizer_must_have_the_tags(options: dict[str, Any], untagged:
     train(resolved({**options, "tokenizer": str(learned / "run")}))
     found, given = (TextCodec(load_tokenizers(each)[0]) for each in (options["output_dir"], learned / "run"))
     assert found.vocabulary() == given.vocabulary()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["tokenizer", "model"])
+def test_a_run_states_tags_that_the_given_tokenizer_has_only_as_tokens(
+    option: str, options: dict[str, Any], learned: Path, tmp_path: Path
+) -> None:
+    given = tmp_path / "given"
+    copytree(learned / "run", given, ignore=ignore_patterns("checkpoint-*", HASHES))
+    settings = json.loads((given / "tokenizer_config.json").read_text())
+    del settings["source_tags"]
+    (given / "tokenizer_config.json").write_text(json.dumps(settings))
+    names = "dataset", "output_dir", "directions", "evaluate_test", "eval_strategy", "use_cpu", "disable_tqdm"
+    rest = options if option == "tokenizer" else {name: options[name] for name in names}
+    config = resolved({**rest, option: str(given), "max_steps": 1})
+    (TrainingRun if option == "tokenizer" else ContinuedRun)(config).run()
+    made = json.loads((options["output_dir"] / "tokenizer_config.json").read_text())
+    assert made["source_tags"] == TAGS
 
 
 @pytest.mark.slow

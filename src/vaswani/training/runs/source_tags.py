@@ -62,6 +62,19 @@ def check_has_tags(tokenizer: PreTrainedTokenizerBase, tags: Sequence[str]) -> N
         )
 
 
+def with_tags_of_directions(tokenizers: Tokenizers, tags: Sequence[str]) -> Tokenizers:
+    """Return tokenizers that state the tags of the directions, besides those that they state already.
+
+    So the commands warn about a source without a tag, also if the tokenizers only had the tags as tokens.
+    """
+    source, target = tokenizers
+    stated = source_tags(source)
+    if set(tags) <= set(stated):
+        return tokenizers
+    stating = with_source_tags(source, list(dict.fromkeys((*stated, *tags))))
+    return stating, stating if target is source else target
+
+
 def without_unused_tags(tokenizers: Tokenizers, corpus: Corpus) -> Tokenizers:
     """Return tokenizers that need no tags, if no source of the training begins with one.
 

@@ -77,6 +77,7 @@ from vaswani.training.runs.source_tags import (
     check_all_have_rows,
     check_has_tags,
     warn_of_untagged,
+    with_tags_of_directions,
     without_unused_tags,
 )
 from vaswani.training.runs.trained_parts import check_trainable, only_trained_parts
@@ -201,7 +202,7 @@ class TrainingRun(BaseRun):
         """The source and the target tokenizer: one object when the vocabulary is shared."""
         data = self.config.data
         if self.given_tokenizers is not None:
-            return without_unused_tags(self.given_tokenizers, corpus)
+            return self.fit_tags(self.given_tokenizers, corpus)
         has_tags = bool(data.directions) or (
             bool(data.tags) and all_begin_with_tags(self.vocabulary_rows(corpus), data.tags)
         )
@@ -210,6 +211,12 @@ class TrainingRun(BaseRun):
         if has_tags:
             of_source = with_source_tags(of_source, data.tags)
         return of_source, of_source if data.shared_vocab else self.new_tokenizer(corpus, ["target"])
+
+    def fit_tags(self, given: Tokenizers, corpus: Corpus) -> Tokenizers:
+        """Return given tokenizers that state the tags which the sources of the training begin with."""
+        if self.config.data.directions:
+            return with_tags_of_directions(given, self.config.data.tags)
+        return without_unused_tags(given, corpus)
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
         source, target = tokenizers
@@ -413,7 +420,7 @@ class ContinuedRun(TrainingRun):
         self.pretrained.check_length(length, name)
 
     def build_tokenizers(self, corpus: Corpus) -> Tokenizers:
-        return without_unused_tags(self.tokenizers, corpus)
+        return self.fit_tags(self.tokenizers, corpus)
 
     def build_model(self, tokenizers: Tokenizers) -> PreTrainedModel:
         """The model with its trained weights, in float32; converted and partly frozen if requested."""
