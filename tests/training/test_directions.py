@@ -286,6 +286,16 @@ NO_TAGS = "directions: the tokenizer has no tags and no token >>en<<"
 
 
 @pytest.mark.slow
+def test_a_model_without_the_tags_is_not_compared_in_all_directions(
+    learned: Path, untagged: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ["--data", learned / "table", "--max_rows", 2, "--max_length", 8, "--device", "cpu"]
+    status, _, errors = outcome(capsys, "compare", untagged, learned / "run", *data)
+    assert status == 2
+    assert f"{untagged} has no token >>en<<; compare models of the same directions" in errors
+
+
+@pytest.mark.slow
 def test_a_given_tokenizer_must_have_the_tags(options: dict[str, Any], untagged: Path, learned: Path) -> None:
     with pytest.raises(UserError, match=NO_TAGS):
         train(resolved({**options, "tokenizer": str(untagged)}))

@@ -22,7 +22,7 @@ from vaswani.cli.splits import check_columns
 from vaswani.errors import UserError
 
 if TYPE_CHECKING:
-    from vaswani.distillation.comparison import Comparison
+    from vaswani.distillation.comparison import Candidate, Comparison
     from vaswani.distillation.stack_report import StackComparison
     from vaswani.distillation.task_comparison import Entry
 
@@ -149,6 +149,7 @@ def compare_translators(request: ComparisonRequest) -> "Comparison":
     """Compare encoder-decoders on pairs."""
     from vaswani.data.sources.corpus import load_corpus
     from vaswani.data.sources.corpus_spec import CorpusSpec
+    from vaswani.data.sources.directions import parse_directions, tags_of
     from vaswani.distillation.comparison import compare, load_candidates, sentences_to_decode
     from vaswani.evaluation.text_metrics import METRICS_OF_TASK, check_task, task_of_metric
     from vaswani.files.run_settings import read_settings
@@ -163,7 +164,11 @@ def compare_translators(request: ComparisonRequest) -> "Comparison":
         search |= _loaded_reverse_model(request.models, search)
     first, *others = load_candidates(request.models, **search)
     baseline = others.pop() if request.has_baseline else None
-    split, rows = trained.load_rows(load_corpus, CorpusSpec, read_settings(trained.folder))
+    settings = read_settings(trained.folder)
+    split, rows = trained.load_rows(load_corpus, CorpusSpec, settings)
+    if "direction" in rows.column_names:
+        for each in (first, *others, *([baseline] if baseline else [])):
+            _check_has_tags(each, tags_of(parse_directions(settings["directions"])))
     with progress_bar(sentences_to_decode(len(request.models), len(rows)), " sentences") as bar:
         return compare(
             first,
@@ -174,6 +179,16 @@ def compare_translators(request: ComparisonRequest) -> "Comparison":
             metric=metric,
             progress=bar.update,
             is_distillation=request.is_distillation,
+        )
+
+
+def _check_has_tags(candidate: "Candidate", tags: Sequence[str]) -> None:
+    """Raise `UserError` unless a model has the tags, with which the sources of directions begin."""
+    known = candidate.translator.sides.sources.vocabulary()
+    if missing := [tag for tag in tags if tag not in known]:
+        raise UserError(
+            f"the sources begin with the tags of a training's directions, and {candidate.name} has no token "
+            f"{missing[0]}; compare models of the same directions"
         )
 
 
