@@ -106,6 +106,20 @@ def test_an_unusable_text_costs_a_row_its_directions_alone(streaming: bool, tmp_
     )
 
 
+def test_a_stream_tells_a_direction_without_rows_after_a_pass(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{"en": "a", "de": "b", "fr": ""}] * 3
+    file = write(tmp_path / "table.jsonl", rows)
+    load(["en-de", "de-en"], train_file=[file], streaming=True)
+    assert "text in both columns" not in caplog.text
+    corpus = load_corpus(CorpusSpec(train_file=[file], directions=["en-de", "en-fr"], streaming=True))
+    next(iter(corpus.split("train")))
+    assert "text in both columns" not in caplog.text
+    list(corpus.split("train"))
+    assert f"No row of {file} has text in both columns of: 'en-fr'." in caplog.text
+
+
 def test_other_directions_of_the_same_file_are_other_rows(tmp_path: Path) -> None:
     options: dict[str, Any] = {"train_file": [write(tmp_path / "table.jsonl")]}
     corpora = [

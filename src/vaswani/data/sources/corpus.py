@@ -286,10 +286,14 @@ class _RowStream:
 
     def __call__(self) -> Iterator[dict[str, str]]:
         self.report.reset()
-        columns = list(self.spec.features)
+        columns, unseen = list(self.spec.features), set(self.spec.direction_names)
         for row in _usable_rows(self.source, self.spec, self.report):
+            unseen.discard(row[-1])
             yield dict(zip(columns, row, strict=True))
         check_report(self.source, self.report)
+        if unseen:
+            names = listing(sorted(unseen))
+            logger.warning("No row of %s has text in both columns of: %s.", self.source.name, names)
 
 
 def _stream(source: Source, spec: BaseCorpusSpec) -> tuple[IterableDataset, RowReport]:

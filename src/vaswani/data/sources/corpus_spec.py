@@ -92,6 +92,11 @@ class BaseCorpusSpec:
         """The columns, all of which hold text."""
         return Features({column: Value("string") for column in self.columns})
 
+    @property
+    def direction_names(self) -> list[str]:
+        """What the column `direction` holds; empty if there is none."""
+        return []
+
     def read_text(self, *paths: Path) -> Iterator[Row]:
         """Yield the rows of plain text files, one file per column."""
         raise NotImplementedError
@@ -141,7 +146,12 @@ class CorpusSpec(BaseCorpusSpec):
     @property
     def identity(self) -> dict[str, Any]:
         """The options that the rows of files depend on."""
-        return {"directions": list(map(str, self._directions))} if self.directions else super().identity
+        return {"directions": self.direction_names} if self.directions else super().identity
+
+    @property
+    def direction_names(self) -> list[str]:
+        """What the column `direction` holds; empty if there is none."""
+        return list(map(str, self._directions))
 
     @property
     def features(self) -> Features:
