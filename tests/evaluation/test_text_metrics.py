@@ -225,3 +225,20 @@ def test_trainer_metrics_decode_before_they_score(tokenizer, task):
     expected, signatures = score_texts(PREDICTIONS, REFERENCES, task)
     assert metrics(EvalPrediction(padded(PREDICTIONS), labels)) == expected
     assert metrics.signatures == signatures
+
+
+def test_each_direction_has_the_score_and_the_signature_of_its_own_language(tokenizer):
+    metrics = TextMetrics(tokenizer)
+    predictions, references = [*PREDICTIONS, "一只狗坐在地上"], [*REFERENCES, "一只狗坐在草地上"]
+    directions = [*["zh-en"] * len(PREDICTIONS), "en-zh"]
+    scores = metrics.compare(predictions, references, directions)
+    (english, signatures), (chinese, others) = (
+        score_texts(*texts) for texts in ((PREDICTIONS, REFERENCES), (predictions[-1:], references[-1:]))
+    )
+    assert scores["bleu_zh-en"] == english["bleu"]
+    assert scores["bleu_en-zh"] == chinese["bleu"]
+    assert metrics.signatures["bleu"] == signatures["bleu"]
+    assert metrics.signatures_of_directions == {"bleu_en-zh": others["bleu"]}
+    assert "tok:zh" in others["bleu"]
+    metrics.compare(PREDICTIONS, REFERENCES)
+    assert not metrics.signatures_of_directions

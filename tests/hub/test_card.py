@@ -181,6 +181,9 @@ def test_directions_name_the_columns_and_their_languages() -> None:
     scored = {**facts.evaluation, "directions": {"bleu_t.de-en": 12.345, "bleu_en:zh_CN": 6}}
     told = section(text_of(replace(facts, evaluation=scored)), "Results")
     assert "By direction: bleu_t.de-en 12.35, bleu_en:zh_CN 6.00." in told
+    scored["signatures_of_directions"] = {"bleu_en:zh_CN": "tok:zh"}
+    told = section(text_of(replace(facts, evaluation=scored)), "Results")
+    assert "By direction: bleu_t.de-en 12.35, bleu_en:zh_CN 6.00 (tok:zh)." in told
 
 
 def test_each_section_holds_the_known_facts() -> None:

@@ -220,6 +220,7 @@ class TextMetrics:
         self.predictions: list[str] = []
         self.references: list[str] = []
         self.of_directions: dict[str, float] = {}
+        self.signatures_of_directions: dict[str, str] = {}
 
     def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
         """Score generated token ids [rows, length] against label ids [rows, length].
@@ -239,15 +240,18 @@ class TextMetrics:
         """Score each text against its reference.
 
         If the direction of each is given, the task's first metric also scores each direction alone, as in
-        `bleu_en-de`.
+        `bleu_en-de`. Its signature is kept if it differs from that of all rows, as for a target in Chinese.
         """
         self.predictions, self.references = predictions, references
         self.scores, self.signatures = score_texts(predictions, references, self.task)
         name, metric = next(iter(METRICS_OF_TASK[self.task].items()))
-        self.of_directions = {}
+        self.of_directions, self.signatures_of_directions = {}, {}
         for direction in dict.fromkeys(directions):
             rows = [row for row, each in enumerate(directions) if each == direction]
             texts = {"predictions": [predictions[row] for row in rows]}
             texts["references"] = [references[row] for row in rows]
-            self.of_directions[f"{name}_{direction}"] = metric(keep_in_memory=True).compute(**texts)[name]
+            result = metric(keep_in_memory=True).compute(**texts)
+            self.of_directions[f"{name}_{direction}"] = result[name]
+            if (signature := result.get("signature")) != self.signatures.get(name):
+                self.signatures_of_directions[f"{name}_{direction}"] = signature
         return self.scores | self.of_directions

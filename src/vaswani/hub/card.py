@@ -408,7 +408,9 @@ def _results(run: RunMetadata, repo_id: str) -> str:
         f"Intervals: {evaluation['intervals']}.",
     ]
     if scores := evaluation.get("directions"):
-        parts.append(f"By direction: {', '.join(f'{name} {score:.2f}' for name, score in scores.items())}.")
+        signatures = evaluation.get("signatures_of_directions", {})
+        each = (f"{name} {score:.2f}{_in_brackets(signatures.get(name))}" for name, score in scores.items())
+        parts.append(f"By direction: {', '.join(each)}.")
     if evaluation.get("examples"):
         parts += ["Evenly spaced rows of that split:", _examples(evaluation["examples"])]
     return "\n\n".join(parts)

@@ -542,7 +542,7 @@ def _show_scores(
     if not isinstance(metrics, TextMetrics) or trainer.args.prediction_loss_only:
         return None
     for name, score in metrics.of_directions.items():
-        print(f"{name} {score:.2f}")
+        print(f"{name} {score:.2f}", *filter(None, [metrics.signatures_of_directions.get(name)]))
     print(*dict.fromkeys(metrics.signatures.values()), sep="\n", end="\n\n")
     chosen = evenly_spread(len(rows), NUM_EXAMPLES)
     examples = [
@@ -555,6 +555,8 @@ def _show_scores(
     more: dict[str, Any] = {"search": _search(trainer), "examples": examples}
     if metrics.of_directions:
         more["directions"] = metrics.of_directions
+    if metrics.signatures_of_directions:
+        more["signatures_of_directions"] = metrics.signatures_of_directions
     return record(split, len(rows), entries, extra_package=SCORING_PACKAGE[metrics.task], **more)
 
 
