@@ -191,6 +191,10 @@ def test_pairs_that_are_not_aligned_are_named(models: Path, files: dict[str, Pat
             ["--reverse_model", "{forward}"],
             "forward, which reads one direction only; give a model from target",
         ),
+        (
+            ["--reverse_model", "{forward}", "--source_prefix", "x ", "--reverse_source_prefix", "x "],
+            "source_prefix and reverse_source_prefix are both 'x ', with which",
+        ),
         (["--reverse_model", "{encoder}"], "which does not translate; expected an encoder-decoder"),
         (["--gold", "{short}"], "short has 1 lines, and there are 13 pairs; give a line per pair"),
         (["--gold", "{wrong}"], "line 2 of "),

@@ -26,7 +26,7 @@ from vaswani.cli.options import ReverseWeight
 from vaswani.data.text_codec import for_languages, with_source_tags
 from vaswani.data.tokenization import load_tokenizers
 from vaswani.errors import UserError
-from vaswani.inference.directions import check_other_direction, exchanged_languages
+from vaswani.inference.other_direction import check_other_direction, exchanged_languages
 from vaswani.inference.translate.noisy_channel import WEIGHT, NoisyChannel
 from vaswani.inference.translate.reranking import Reranking
 from vaswani.inference.translate.results import Hypothesis, Translation
@@ -337,7 +337,17 @@ def test_two_models_of_one_direction_are_an_error(tmp_path: Path) -> None:
         Translator.from_pretrained([backward, forward], reverse_model=again)
     check_other_direction(forward, again, allow_mismatch=True)
     check_other_direction(forward, forward, languages=(None, "de"))
-    check_other_direction(forward, forward, reverse_source_prefix="")
+    for prefixes in (None, ""), ("", ""), (">>de<< ", ">>en<< "), (None, ">>en<< "):
+        check_other_direction(forward, forward, prefixes=prefixes)
+    same = (">>de<< ", ">>de<< ")
+    told = "source_prefix and reverse_source_prefix are both '>>de<< '"
+    with pytest.raises(UserError, match=f"{told}, with which .*forward writes one language"):
+        check_other_direction(forward, forward, prefixes=same)
+    check_other_direction(forward, backward, prefixes=same)
+    check_other_direction(forward, forward, ("en", "de"), same)
+    options = dict(zip(("source_prefix", "reverse_source_prefix"), same, strict=True))
+    with pytest.raises(UserError, match=told):
+        Translator.from_pretrained(forward, reverse_model=forward, **options)
     # Text files have the default columns in either direction, and models of others record none.
     files = [settings(tmp_path / name, "source_field: source\ntarget_field: target\n") for name in "ab"]
     check_other_direction(*files)

@@ -123,7 +123,7 @@ def align(
     from vaswani.files.line_files import check_not_input
     from vaswani.inference.align.files import align_pairs, load_gold
     from vaswani.inference.align.links import check_method
-    from vaswani.inference.directions import check_other_direction
+    from vaswani.inference.other_direction import check_other_direction
     from vaswani.inference.pair_inputs import open_pairs
 
     check_not_input(output_name, input_name, target_file, gold)
@@ -134,9 +134,8 @@ def align(
     check_method(method := symmetrize or "grow-diag-final-and")
     languages = options.pop("source_language"), options.pop("target_language")
     if reverse_model is not None:
-        check_other_direction(
-            model, reverse_model, languages, reverse_source_prefix, options["allow_mismatch"]
-        )
+        prefixes = options["source_prefix"], reverse_source_prefix
+        check_other_direction(model, reverse_model, languages, prefixes, options["allow_mismatch"])
     of_model = {name: options.pop(name) for name in ("revision", "source_prefix")}  # of --model only
     of_reverse = {"source_prefix": reverse_source_prefix}
     options["layer"], options["heads"] = _layer(options["layer"]), _heads(options["heads"])
@@ -177,7 +176,7 @@ def _load_aligner(
     from vaswani.data.tokenization import load_tokenizers
     from vaswani.hub.checkpoint import local_folder
     from vaswani.inference.align.aligner import Aligner, SymmetricAligner
-    from vaswani.inference.directions import exchanged_languages
+    from vaswani.inference.other_direction import exchanged_languages
 
     def load(name: str, own: dict[str, Any], source: str | None, target: str | None) -> Aligner:
         return Aligner.from_pretrained(name, source_language=source, target_language=target, **own, **options)

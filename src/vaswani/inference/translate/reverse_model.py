@@ -11,8 +11,8 @@ from transformers import AutoModelForSeq2SeqLM
 
 from vaswani.data.text_codec import Tokenizers
 from vaswani.errors import UserError
-from vaswani.inference.directions import Languages, check_other_direction, exchanged_languages
 from vaswani.inference.loading import LoadOptions, load_for_torch
+from vaswani.inference.other_direction import Languages, check_other_direction, exchanged_languages
 from vaswani.inference.score.scorer import Scorer, kind_of_checkpoint
 
 
@@ -33,7 +33,8 @@ def check_reverse_model(
         options: options of the `Translator`.
     """
     for name in names:
-        check_other_direction(name, reverse, _languages(options), source_prefix, load.allow_mismatch)
+        prefixes = options.get("source_prefix"), source_prefix
+        check_other_direction(name, reverse, _languages(options), prefixes, load.allow_mismatch)
     if (kind := kind_of_checkpoint(reverse)) != "seq2seq":
         raise UserError(f"reverse_model={reverse} is a {kind} language model; expected an encoder-decoder")
 

@@ -1,4 +1,4 @@
-"""Models of both directions: from source to target, and from target to source."""
+"""A model of the other direction, from target to source, beside one from source to target."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_other_direction(
     model: str | Path,
     reverse_model: str | Path,
     languages: Languages = (None, None),
-    reverse_source_prefix: str | None = None,
+    prefixes: tuple[str | None, str | None] = (None, None),
     allow_mismatch: bool = False,
 ) -> None:
     """Raise a UserError if a reverse model is the model itself, or was trained on the same direction.
@@ -27,12 +27,20 @@ def check_other_direction(
         model: folder, or name on the Hub, of the model from source to target.
         reverse_model: the same for the model from target to source.
         languages: the languages of the model.
-        reverse_source_prefix: the prefix of the reverse model, if one is given.
+        prefixes: the source prefixes of the model and of the reverse model; None if not given.
         allow_mismatch: accept models that were trained from and to columns of the same names.
     """
-    if any(languages) or reverse_source_prefix is not None:
+    prefix, reverse_prefix = prefixes
+    is_one = Path(reverse_model).resolve() == Path(model).resolve()
+    if is_one and reverse_prefix and reverse_prefix == prefix and not any(languages):
+        raise UserError(
+            f"source_prefix and reverse_source_prefix are both {prefix!r}, with which {model} writes one "
+            "language in both directions; give the prefix for the language of the sources as "
+            "reverse_source_prefix"
+        )
+    if any(languages) or reverse_prefix is not None:
         return
-    if Path(reverse_model).resolve() == Path(model).resolve():
+    if is_one:
         raise UserError(
             f"the model and the reverse_model are both {model}, which reads one direction only; give a model "
             "from target to source, or, for a multilingual model, the languages or a reverse_source_prefix"
