@@ -668,8 +668,10 @@ def test_scores_of_translations_are_saved(tmp_path: Path, capfd) -> None:
     table = write_jsonl(tmp_path / "rows.jsonl", rows)
     save_toy_checkpoint(tmp_path / "toy")
     (tmp_path / "toy" / "averaged.json").write_text('{"checkpoints": ["checkpoint-6", "checkpoint-8"]}')
-    search = ["--num_beams", "2", "--max_length", "9"]
+    search = ["--num_beams", "2", "--max_length", "9", "--source_prefix", "one ", "--source_field", "source"]
     saved = save_scores(capfd, tmp_path / "toy", table, tmp_path / "model", *search)
+    card = outcome(capfd, "card", "--model", tmp_path / "model")[1]
+    assert "source_prefix one, source_field source:" in card
     found = record_of(capfd, "--model", tmp_path / "toy", "--data", table, *search)
     assert saved["metrics"].keys() == {"bleu", "chrf", "exact_match", "bleu_lowercased"}
     for name, score in saved["metrics"].items():
@@ -677,6 +679,7 @@ def test_scores_of_translations_are_saved(tmp_path: Path, capfd) -> None:
         assert [score["low"], score["high"]] == found["intervals"][name]
     assert saved["metrics"]["bleu"]["signature"].startswith("nrefs:1|")
     assert (saved["search"]["num_beams"], saved["search"]["max_length"]) == (2, 9)
+    assert (saved["search"]["source_prefix"], saved["search"]["source_field"]) == ("one ", "source")
     assert not (tmp_path / "toy" / "evaluation.json").exists()  # only if it is asked for
 
 

@@ -16,6 +16,7 @@ from vaswani.cli.evaluation_options import (
     ENGINE_OPTIONS,
     ENSEMBLE_OPTIONS,
     FIELDS,
+    LANGUAGE_OPTIONS,
     NAMES,
     SEARCH_OPTIONS,
     check_options,
@@ -285,10 +286,12 @@ def _evaluate_pairs(request: EvaluationRequest) -> EvaluationOutcome:
     translator = Translator.from_pretrained(request.models, **options)
     with progress_bar(len(rows), " rows") as bar:
         result = evaluate_translator(translator, rows, task, bar.update, with_intervals=True)
-    names = (*ENSEMBLE_OPTIONS, *ENGINE_OPTIONS, "num_beams", "length_penalty", "max_source_length")
-    search = {
-        name: options[name] for name in (*names, "max_length", *SEARCH_OPTIONS) if options[name] is not None
-    }
+    names = (
+        *(*ENSEMBLE_OPTIONS, *ENGINE_OPTIONS, "num_beams", "length_penalty", "max_source_length"),
+        *("max_length", *SEARCH_OPTIONS, *LANGUAGE_OPTIONS),
+    )
+    search = {name: options[name] for name in names if options[name] is not None}
+    search |= {name: column for name, column in request.fields.items() if column is not None}
     search |= {"num_beams": translator.options.num_beams, "max_source_length": translator.max_source_length}
     return result, map(as_text, result.translations), {"split": split, "task": task, **search}
 

@@ -396,7 +396,8 @@ def _results(run: RunMetadata, repo_id: str) -> str:
     if not evaluation:
         return "No scores are known: the run had no evaluation data, or is not finished."
     options = evaluation.get("search", {})
-    search = ", ".join(f"{name} {value}" for name, value in options.items() if not _is_off(name, value))
+    set_options = ((name, str(value).strip()) for name, value in options.items() if not _is_off(name, value))
+    search = ", ".join(f"{name} {value}" for name, value in set_options)
     how = "decoded with" if "num_beams" in evaluation.get("search", {}) else "with"
     rows = map(_score_cells, evaluation["metrics"].values())
     scored = f"{evaluation['rows']:,} {evaluation.get('unit', 'rows')}"
