@@ -267,7 +267,9 @@ class DistillationRun(TrainingRun):
             counts += f"; for {lacking:,} it is empty, or cut off at {limit}{problem}"
         learns_more = self.options.uses_distributions or self.options.uses_states
         if not len(taught) or (lacking == len(rows) and not learns_more):
-            raise UserError(f"{counts}; raise that, give another teacher, or set targets to references")
+            raise UserError(
+                f"{counts}; raise max_target_length, give another teacher, or set targets to references"
+            )
         _say(counts)
         if 2 * lacking > len(rows):
             logger.warning(

@@ -54,7 +54,8 @@ def check_all_have_rows(directions: Sequence[str], rows: Dataset) -> None:
 def check_has_tags(tokenizer: PreTrainedTokenizerBase, tags: Sequence[str]) -> None:
     """Raise `UserError` unless each tag of the directions is a token of the source tokenizer."""
     codec = TextCodec(tokenizer)
-    if missing := [tag for tag in tags if tag not in codec.vocabulary()]:
+    vocabulary = codec.vocabulary()
+    if missing := [tag for tag in tags if tag not in vocabulary]:
         known = f"tags such as {listing(codec.tags[:3])}" if codec.tags else "no tags"
         raise UserError(
             f"directions: the tokenizer has {known} and no token {missing[0]}; name columns after its tags, "
