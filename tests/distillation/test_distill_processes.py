@@ -99,7 +99,7 @@ def test_two_processes_continue_texts_as_one_does(tmp_path):
     options |= {"eval_strategy": "no", "use_cpu": True, "disable_tqdm": True}
     one, two = tmp_path / "one", tmp_path / "two"
     output = train_in_processes({**options, "output_dir": two}, 2, "distill")
-    assert output.count("the teacher continues") == 1
+    assert output.count("train: the teacher continues") == 1
     train_in_processes({**options, "output_dir": one, "gradient_accumulation_steps": 2}, 1, "distill")
     shards = contents(one, "teacher_cache/texts/shard-*")
     assert len(shards) == 2

@@ -67,6 +67,7 @@ OTHER_VALUES: dict[str, dict[str, Any]] = {
     "dataloader_pin_memory": {"dataloader_pin_memory": True, "use_cpu": False},
     "dataloader_prefetch_factor": {"dataloader_prefetch_factor": 3, "dataloader_num_workers": 1},
     "debug": {"debug": "underflow_overflow"},
+    "directions": {"directions": ["en-de"]},
     "divergence": {"divergence": "reverse_kl"},
     "eval_strategy": {"eval_strategy": "epoch"},
     "fsdp": {"fsdp": True},
