@@ -409,7 +409,9 @@ def test_a_new_run_in_the_folder_of_another_is_refused(options):
 
 @pytest.mark.parametrize("targets", ["teacher", "both"])
 def test_a_teacher_that_translates_nothing_is_an_error(options, targets):
-    message = "0 of 96 rows have .*; for 96 it is empty, or cut off at max_target_length=3; raise that"
+    message = (
+        "0 of 96 rows have .*; for 96 it is empty, or cut off at max_target_length=3; raise max_target_length"
+    )
     with pytest.raises(UserError, match=message):
         run(options, targets=targets, max_target_length=3, **SEQUENCES_ALONE)
 
