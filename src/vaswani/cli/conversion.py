@@ -130,15 +130,15 @@ def combine(
     """
     from transformers import set_seed
 
+    from vaswani.hub.run_metadata import new_parts
     from vaswani.interop.folders import combine_folders
 
     begin_work()
     set_seed(seed)
     model = combine_folders(encoder, decoder, output)
-    halves = {"encoder": encoder, "decoder": decoder}
-    new = [*(stack for stack, given in halves.items() if given is None), "cross-attention"]
+    new = ", ".join(new_parts({"encoder": encoder, "decoder": decoder}))
     print_line(
-        f"saved {output}: {model.num_parameters():,} parameters; new and untrained: {', '.join(new)} "
+        f"saved {output}: {model.num_parameters():,} parameters; new and untrained: {new} "
         f"(train it with vaswani train --model {output})"
     )
 

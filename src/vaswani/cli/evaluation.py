@@ -106,18 +106,16 @@ class EvaluationRequest:
     ) -> tuple[str, "Dataset"]:
         """Load the rows (see `load_split`) with the fields that are given, else those of a training."""
         fields = as_in_training(self.fields, trained)
-        if (directions := trained.get("directions")) and len(self.files) == 1:
-            fields = self._fields_of_directions(directions) or fields
+        if trained.get("directions") and len(self.files) == 1 and not any(self.fields.values()):
+            fields = self._all_directions(trained["directions"])
         more |= {name: self.options[name] for name in ("max_rows", "dataset_config")}
         output = self.options["output_name"]
         return load_split(load, spec_class, self.files, self.split, output=output, **fields, **more)
 
-    def _fields_of_directions(self, directions: list[str]) -> dict[str, Any]:
-        """Return the directions of a training as the fields of a table; none if fields are given."""
+    def _all_directions(self, directions: list[str]) -> dict[str, Any]:
+        """Return the directions of a training as the fields of a table."""
         from vaswani.data.sources.directions import parse_directions
 
-        if any(self.fields.values()):
-            return {}
         first = parse_directions(directions)[0]
         columns = f"--source_field {first.source} --target_field {first.target}"
         if (prefix := self.options.get("source_prefix")) is not None:

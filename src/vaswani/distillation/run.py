@@ -104,7 +104,6 @@ class DistillationRun(TrainingRun):
         self.options = config.distillation
         self.test_rows: Dataset | None = None  # rows of the corpus for the report
         self.test_split = "test"  # the split of `test_rows`
-        self.teaching = ""  # how many rows have the teacher's translation
         self.comparison: Comparison | None = None
 
     def check(self) -> None:
@@ -259,7 +258,8 @@ class DistillationRun(TrainingRun):
         both = self.options.targets == "both"
         targets = read_targets(cache)
         taught, lacking = with_teacher_targets(rows, targets, keep_references=both)
-        self.teaching = f"the teacher translates {len(rows) - lacking:,} of {len(rows):,} sources"
+        teaching = f"the teacher translates {len(rows) - lacking:,} of {len(rows):,} sources"
+        self.notes["train"] = f" ({teaching})"
         counts = f"train: {len(rows) - lacking:,} of {len(rows):,} rows have the teacher's translation"
         limit = f"max_target_length={self.config.data.max_target_length}"
         if lacking:
@@ -274,14 +274,9 @@ class DistillationRun(TrainingRun):
         if 2 * lacking > len(rows):
             logger.warning(
                 "%s; the others keep their references, if they have any. Raise %s, or give another teacher.",
-                *(self.teaching, limit),
+                *(teaching, limit),
             )
         return taught
-
-    def describe_used_rows(self, split: str, rows: Dataset, kept: int) -> str:
-        """As in `BaseRun`, with the number of sources that the teacher translates."""
-        used = super().describe_used_rows(split, rows, kept)
-        return f"{used} ({self.teaching})" if split == "train" and self.teaching else used
 
     def build_trainer(
         self, splits: dict[str, Any], tokenizers: Tokenizers, model: PreTrainedModel, **parts: Any

@@ -318,7 +318,6 @@ class CausalLMDistillation(LanguageModelRun, CausalLMRun):
     """A distillation of a causal language model."""
 
     config: CausalDistillationConfig
-    teaching: str = ""  # how many texts the teacher continues
 
     def check(self) -> None:
         """Raise `UserError` for what would fail only later."""
@@ -379,8 +378,9 @@ class CausalLMDistillation(LanguageModelRun, CausalLMRun):
         texts = read_texts(cache)
         taught, kept = with_teacher_texts(rows, texts, keep_references=options.targets == "both")
         cut = sum(not text.complete for text in texts if text is not None)
-        self.teaching = f"the teacher continues {len(rows) - kept:,} of {len(rows):,} texts"
-        counts = f"train: {self.teaching}, and ends {len(rows) - kept - cut:,} of them"
+        teaching = f"the teacher continues {len(rows) - kept:,} of {len(rows):,} texts"
+        self.notes["train"] = f" ({teaching})"
+        counts = f"train: {teaching}, and ends {len(rows) - kept - cut:,} of them"
         if kept:
             counts += f"; {kept:,} have no more than {options.prompt_tokens} tokens and stay"
         if kept == len(rows):
@@ -388,11 +388,6 @@ class CausalLMDistillation(LanguageModelRun, CausalLMRun):
         PartialState().print(counts, flush=True)
         corpus.splits["train"] = taught
         corpus.reports["train"] = replace(corpus.reports["train"], kept=len(taught))
-
-    def describe_used_rows(self, split: str, rows: Dataset, kept: int) -> str:
-        """As in `PretrainingRun`, with the number of texts that the teacher continues."""
-        used = super().describe_used_rows(split, rows, kept)
-        return f"{used} ({self.teaching})" if split == "train" and self.teaching else used
 
 
 # ------------------------------------------------------------------------------------------- models of a task

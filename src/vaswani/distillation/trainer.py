@@ -6,7 +6,6 @@ B batch · T target tokens, N of which count · S source tokens · V vocabulary 
 from __future__ import annotations
 
 from collections.abc import Callable
-from inspect import signature
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from vaswani.distillation.arguments import DistillationObjectives
 from vaswani.distillation.losses import DIVERGENCES, soft_target_loss
 from vaswani.distillation.mixture import LossMixture, Side
 from vaswani.errors import UserError
-from vaswani.kernels.projected_loss import TokenLoss
+from vaswani.kernels.projected_loss import TokenLoss, takes_token_loss
 from vaswani.model.losses import token_loss_function
 from vaswani.model.modeling_vaswani import shift_tokens_right
 from vaswani.training.config.training_arguments import TrainingArguments
@@ -76,7 +75,7 @@ class DistillationTrainer(Trainer):
         self._check_vocabularies()
         self.compute_loss_func = self._distillation_loss
         self.forward_options.pop("smoothing", None)
-        self._student_takes_token_loss = "token_loss" in signature(self.model.forward).parameters
+        self._student_takes_token_loss = takes_token_loss(self.model)
         self._token_loss: TokenLoss | None = None  # loss of the current batch
         self._source_mask = torch.empty(0)  # mask of the current batch: bool [B, S]
         self._num_source_tokens: Count = None  # count of the whole accumulated, distributed batch

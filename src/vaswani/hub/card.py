@@ -31,7 +31,7 @@ from vaswani.hub.plain_card import (
     neutral_example,
     usage,
 )
-from vaswani.hub.run_metadata import RunMetadata
+from vaswani.hub.run_metadata import RunMetadata, new_parts
 from vaswani.model.configuration_vaswani import VaswaniFamilyConfig
 
 # Training settings that the card lists if they are known.
@@ -278,7 +278,7 @@ def _summary(run: RunMetadata) -> str:
 def _halves(combined: dict[str, str | None]) -> str:
     """Name the trained halves of a combined model, and what is new in it."""
     trained = " and ".join(f"the {stack} of `{name}`" for stack, name in combined.items() if name)
-    new = [*(stack for stack, name in combined.items() if not name), "cross-attention"]
+    new = new_parts(combined)
     are = f"{' and '.join(new)} {'is' if len(new) == 1 else 'are'}"
     return (
         f"It has the weights of {trained}. **Its {are} new and untrained, so that its outputs mean nothing: "

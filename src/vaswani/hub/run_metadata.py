@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,11 @@ class RunMetadata:
         """Return a copy with these settings replaced; empty values are ignored."""
         given = {name: value for name, value in stated.items() if value}
         return replace(self, settings={**self.settings, **given})
+
+
+def new_parts(halves: Mapping[str, object]) -> list[str]:
+    """Return the parts of a combined model that are not trained, given where each stack comes from."""
+    return [*(stack for stack, origin in halves.items() if not origin), "cross-attention"]
 
 
 def read_run_metadata(folder: Path, config: PreTrainedConfig | None = None) -> RunMetadata:

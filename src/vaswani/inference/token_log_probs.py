@@ -3,7 +3,6 @@
 S sources · R rows, each a target of a source · L source length · T target length · V target vocabulary
 """
 
-from inspect import signature
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from vaswani.kernels.cross_entropy_native import log_probs_of
-from vaswani.kernels.projected_loss import TokenLoss
+from vaswani.kernels.projected_loss import TokenLoss, takes_token_loss
 from vaswani.unwritten_padding import unwritten_padding, without_padding
 
 _LOGITS_AT_ONCE = 1 << 26  # 256 MiB in float32
@@ -80,7 +79,7 @@ def _of_kept(
 
     loss = TokenLoss(kept, keep)
     inputs = {**inputs, "use_cache": False, **masking_inputs(model, inputs["decoder_input_ids"])}
-    if "token_loss" in signature(model.forward).parameters:  # our models hold few logits at a time
+    if takes_token_loss(model):  # our models hold few logits at a time
         model(**inputs, token_loss=loss)
     else:
         loss.from_logits(model(**inputs).logits)

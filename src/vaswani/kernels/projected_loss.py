@@ -11,6 +11,7 @@ N tokens that count · n of them at a time · P passes of a batch · V vocabular
 
 import math
 from collections.abc import Callable
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -199,6 +200,11 @@ class TokenLoss(NamedTuple):
         if self.passes == 1:
             return outputs[self.kept]
         return torch.stack([one[self.kept] for one in outputs.chunk(self.passes)], dim=1)
+
+
+def takes_token_loss(model: nn.Module) -> bool:
+    """Return whether a model has the argument `token_loss`, as our encoder-decoders do."""
+    return "token_loss" in signature(model.forward).parameters
 
 
 class _ProjectedLoss(torch.autograd.Function):

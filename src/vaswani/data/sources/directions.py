@@ -76,13 +76,14 @@ def examples_of(rows: Iterable[Row], directions: Sequence[Direction]) -> Iterato
         directions: the directions.
     """
     columns = columns_of(directions)
+    named = [(each.source, each.target, each.tag, str(each)) for each in directions]
     for row in rows:
         if row is None:
             yield from repeat(None, len(directions))
             continue
         cells = dict(zip(columns, row, strict=True))
-        for each in directions:
-            yield _tagged(cells[each.source], each.tag), cells[each.target], str(each)
+        for source, target, tag, name in named:
+            yield _tagged(cells[source], tag), cells[target], name
 
 
 def _tagged(source: object, tag: str) -> object:

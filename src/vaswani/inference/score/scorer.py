@@ -180,11 +180,10 @@ class Scorer(FromPretrained):
         self.model = model.eval()
         self.max_tokens_per_batch = max_tokens_per_batch
         self._scores: TokenScores
-        self._forced_token_id: int | None = None
         if kind == "seq2seq":
             tokenizers = source_tokenizer, target_tokenizer
             pairs = PairEncoder(model, *tokenizers, max_length=max_length, **pair_options)
-            self._scores, self._forced_token_id = PairScores(model, pairs), pairs.forced_token_id
+            self._scores = PairScores(model, pairs)
         else:
             of_kind = CausalScores if kind == "causal" else MaskedScores
             self._scores = of_kind(model, source_tokenizer, max_length)
@@ -279,7 +278,7 @@ class Scorer(FromPretrained):
         tokens = None
         if with_tokens:
             tokens = tuple(zip(self._scores.codec.tokens(text.scored), log_probs, strict=True))
-        is_forced = text.scored[:1] == [self._forced_token_id]
+        is_forced = text.scored[:1] == [self._scores.forced_token_id]
         return Score(
             math.fsum(log_probs),
             len(text.scored),

@@ -51,9 +51,11 @@ class TokenScores(ABC):
 
     Attributes:
         codec: encodes the texts.
+        forced_token_id: begins every text if the model forces a first token; else None.
     """
 
     codec: TextCodec
+    forced_token_id: int | None = None
 
     @abstractmethod
     def encode(self, texts: Sequence[Any]) -> list[Encoded]:
@@ -78,6 +80,7 @@ class PairScores(TokenScores):
 
     def __init__(self, model: PreTrainedModel, pairs: PairEncoder):
         self.model, self.pairs, self.codec = model, pairs, pairs.targets
+        self.forced_token_id = pairs.forced_token_id
         self._pad_token_id: int | None = model.config.pad_token_id
 
     def encode(self, texts: Sequence[Pair]) -> list[Encoded]:

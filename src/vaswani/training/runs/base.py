@@ -21,6 +21,7 @@ from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedToken
 from vaswani.data.evenly_spread import limit_rows
 from vaswani.data.sources.corpus import Corpus, load_corpus
 from vaswani.data.sources.corpus_spec import SPLITS
+from vaswani.data.sources.row_report import RowReport
 from vaswani.data.text_codec import Tokenizers
 from vaswani.data.tokenization import load_tokenizers, save_tokenizers
 from vaswani.data.vocabularies import trained_tokenizer
@@ -58,6 +59,7 @@ class BaseRun(ABC):
         self.config = config
         self.checkpoint: Path | None = None  # the checkpoint to resume from
         self.history: list[dict[str, Any]] = []  # settings that changed when the run was resumed
+        self.notes: dict[str, str] = {}  # by split, what to tell of its rows after their number
 
     def run(self) -> dict[str, float]:
         """Train, save, evaluate, write the card and, with `push_to_hub`, push.
@@ -288,9 +290,13 @@ class BaseRun(ABC):
             if isinstance(rows, IterableDataset):
                 counts[name] = "streamed"
             else:
-                report = corpus.reports[name]
-                counts[name] = report.in_words(self.describe_used_rows(name, rows, report.kept))
+                counts[name] = self.rows_in_words(name, rows, corpus.reports[name])
         return counts
+
+    def rows_in_words(self, split: str, rows: Dataset, report: RowReport) -> str:
+        """Describe how many rows of a split are kept and used, with the note on them."""
+        used = self.describe_used_rows(split, rows, report.kept)
+        return report.in_words(used + self.notes.get(split, ""))
 
     def labels(self) -> Sequence[str]:
         """The labels that the model predicts; empty unless it is trained on labels."""

@@ -204,10 +204,6 @@ class GapSentencesRun(DenoisingRun):
 
     markers = (MASK_TOKEN,)
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self._left_out: dict[str, str] = {}  # description of what is left out of each split
-
     @property
     def choice(self) -> GapChoice:
         """Chooses the removed sentences."""
@@ -249,13 +245,10 @@ class GapSentencesRun(DenoisingRun):
             raise UserError(f"{split} has nothing but {left_out}, from which none can be removed; {remedy}")
         if has_gaps.all():
             return rows
-        self._left_out[split] = f"; left out: {left_out}"
+        self.notes[split] = f"; left out: {left_out}"
         if (share := lengths[~has_gaps].sum() / lengths.sum()) > WARNED_SHARE:
             logger.warning(f"{share:.0%} of the tokens of {split} are left out ({left_out}); {remedy}")
         return rows.select(np.flatnonzero(has_gaps))
-
-    def describe_used_rows(self, split: str, rows: Dataset, kept: int) -> str:
-        return super().describe_used_rows(split, rows, kept) + self._left_out.get(split, "")
 
     def noise(self, tokenizer: PreTrainedTokenizerBase) -> Noise:
         mask = sentence_mask(tokenizer)

@@ -245,8 +245,7 @@ def _prepared(
     tokenizers = run.build_tokenizers(corpus)
     model = run.build_model(tokenizers)
     rows = limit_rows(run.tokenize(corpus, tokenizers)[split], max_rows)
-    counts = corpus.reports[split]  # which tokenizing has completed
-    used = counts.in_words(run.describe_used_rows(split, rows, counts.kept))
+    used = run.rows_in_words(split, rows, corpus.reports[split])  # which tokenizing has completed
     report(f"{split} of {data.dataset or ' and '.join(data.test_file)}: {used}")
     trainer: Any = run.build_trainer({"train": rows}, tokenizers, model)
     trainer.remove_callback(PrinterCallback)
